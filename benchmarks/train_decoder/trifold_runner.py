@@ -30,6 +30,7 @@ from trifold.train.device import (
     find_device,
     keep_freed_memory,
 )
+from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
 from trifold.train.ranks import prefetch
 from trifold.train.trainer import Trainer
@@ -78,7 +79,7 @@ def as_the_recipe(
     prepared = load_data(recipe, Path(tempfile.mkdtemp()), View())
     workers = choose_workers(None, device, recipe.batch.tokens)
     trainer = Trainer(
-        prepared.new_model(),
+        new_model(prepared),
         prepared.objective,
         recipe.train,
         Machine(device, choose_precision(precision, device), workers, int8=precision == "int8"),

@@ -18,6 +18,7 @@ from trifold.train.device import (
     find_device,
     keep_freed_memory,
 )
+from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
 from trifold.train.ranks import prefetch
 from trifold.train.trainer import Trainer
@@ -34,7 +35,7 @@ def main() -> None:
     device = find_device("cpu")
     workers = choose_workers(None, device, recipe.batch.tokens)
     trainer = Trainer(
-        prepared.new_model(),
+        new_model(prepared),
         prepared.objective,
         recipe.train,
         Machine(device, choose_precision(PRECISIONS[args.precision], device), workers),

@@ -11,6 +11,7 @@ import pytest
 from trifold.hub.folder import read_config
 from trifold.nn import Transformer
 from trifold.train import loop, study as module
+from trifold.train.trainer import Trainer
 
 STUDY = """
 recipe: shakespeare-char-tiny
@@ -56,7 +57,7 @@ def test_an_interrupted_study_continues_to_the_numbers_of_an_uninterrupted_one(
         law["estimates"].keys() == law["intervals"].keys() == {"E", "A", "alpha", "B", "beta", "a"}
     )
 
-    updates, signals, update = [], {9, 15}, loop.Trainer.update  # signals: in the middle of runs
+    updates, signals, update = [], {9, 15}, Trainer.update  # signals: in the middle of runs
 
     def signalled(trainer, batches, step, *arguments):
         updates.append(step)
@@ -65,7 +66,7 @@ def test_an_interrupted_study_continues_to_the_numbers_of_an_uninterrupted_one(
             os.kill(os.getpid(), signal.SIGTERM)
         return update(trainer, batches, step, *arguments)
 
-    monkeypatch.setattr(loop.Trainer, "update", signalled)
+    monkeypatch.setattr(Trainer, "update", signalled)
     out = str(tmp_path / "out")
     codes = []
     while not codes or codes[-1]:

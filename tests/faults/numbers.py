@@ -23,8 +23,9 @@ from trifold.fast import attention
 from trifold.nn import losses, ops
 from trifold.nn.masks import Mask
 from trifold.recipe import Recipe, load_recipe
-from trifold.train import checkpoint, data, rejected
+from trifold.train import checkpoint, data, recovery
 from trifold.train.device import Machine
+from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
 from trifold.train.trainer import Trainer
 
@@ -118,7 +119,7 @@ def _spiking(step: int, note: Path) -> Iterator[None]:
 
 
 def _bytes_of(batch: object) -> bytes:
-    return b"".join(tensor.numpy().tobytes() for _, tensor in rejected.find_tensors(batch, ""))
+    return b"".join(tensor.numpy().tobytes() for _, tensor in recovery.find_tensors(batch, ""))
 
 
 def accumulation_changes_nothing(box: Box) -> None:
@@ -137,7 +138,7 @@ def accumulation_changes_nothing(box: Box) -> None:
 
 def _gradient(prepared: data.TrainingData, parts: list[np.ndarray], workers: int = 1) -> Tensor:
     trainer = Trainer(
-        prepared.new_model(),
+        new_model(prepared),
         prepared.objective,
         prepared.recipe.train,
         Machine(torch.device("cpu"), torch.float32, workers),

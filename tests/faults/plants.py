@@ -21,8 +21,8 @@ from trifold.data import corpus, lines, pairs, token_cache
 from trifold.fast import attention
 from trifold.nn import losses
 from trifold.nn.masks import Mask
-from trifold.train import checkpoint, data, loop, ranks, run_folder, trainer
-from trifold.train.checkpoint import Checkpoint, Found
+from trifold.train import checkpoint, data, loop, preparation, ranks, run_folder, trainer
+from trifold.train.checkpoint import Checkpoint, NewestCheckpoint
 from trifold.train.distributed import ProcessGroup
 from trifold.train.ranks import Interrupted
 from trifold.train.trainer import Trainer
@@ -85,12 +85,12 @@ def _digest_in_manifest(file: Path) -> str:
     return digest
 
 
-def _newest_or_nothing(folder: Path) -> Found | None:
+def _newest_or_nothing(folder: Path) -> NewestCheckpoint | None:
     paths = checkpoint.list_checkpoints(folder)
-    return Found(paths[-1], checkpoint.load(paths[-1]), []) if paths else None
+    return NewestCheckpoint(paths[-1], checkpoint.load(paths[-1]), []) if paths else None
 
 
-def _silently(folder: Path) -> Found | None:
+def _silently(folder: Path) -> NewestCheckpoint | None:
     """The newest intact checkpoint, without a report of the others."""
     found = _REAL_NEWEST(folder)
     return None if found is None else found._replace(rejected=[])
@@ -302,9 +302,9 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "set-order": (
         "the order of batches is that of a set of strings", "same-seed", data.TrainingData, "plan", _set_order),
     "no-schedule-report": (
-        "the effect on the schedule is not reported", "more-steps", loop, "check_same_run", _no_check),
+        "the effect on the schedule is not reported", "more-steps", preparation, "check_same_run", _no_check),
     "no-spike-check": ("loss spikes update the weights", "spikes", loop, "spike_threshold", lambda *_: _NO_LIMIT),
-    "no-data-check": ("data files are not compared", "changed-data", loop, "check_same_data", _no_check),
+    "no-data-check": ("data files are not compared", "changed-data", preparation, "check_same_data", _no_check),
     "out-of-step": ("the longer of two files is truncated", "aligned", pairs, "zip_longest", zip),
     "split-everywhere": ("U+2028 ends a line", "aligned", pairs, "iter_lines", _split_everywhere),
     "uncounted": ("overlong rows are skipped without a report", "counts", data, "overlong", _none_too_long),
@@ -323,5 +323,5 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "ignored-count": (
         "ignored positions are smoothed", "losses", losses, "linear_cross_entropy", _ignored_count),
     "rounded-loss": ("the loss is computed in bf16", "bf16-loss", losses, "linear_cross_entropy", _rounded_loss),
-    "no-memory-check": ("memory is not checked before a run", "too-large", loop, "check_fits", _nothing),
+    "no-memory-check": ("memory is not checked before a run", "too-large", preparation, "check_fits", _nothing),
 }.items()}  # fmt: skip

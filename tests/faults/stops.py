@@ -16,7 +16,7 @@ from tests.faults.runs import CONFIGS, TINY, Box, forked, lines_of, start_proces
 
 from trifold import disk
 from trifold.objectives.translate import Translate
-from trifold.train import checkpoint, loop
+from trifold.train import checkpoint, loop, preparation
 from trifold.train.checkpoint import load_newest, step_of
 from trifold.train.trainer import Trainer
 
@@ -72,8 +72,8 @@ def _signal_after_update(step: int) -> Iterator[None]:
 # function.
 PHASES: dict[str, tuple[object, str, int]] = {
     "start-up": (loop, "find_machine", 1),
-    "preparing": (loop, "load_data", 1),
-    "building": (loop, "Trainer", 1),
+    "preparing": (preparation, "load_data", 1),
+    "building": (preparation, "Trainer", 1),
     "training": (Trainer, "update", 12),
     "validation": (Translate, "measure", 2),
     "generation": (Translate, "outputs", 2),

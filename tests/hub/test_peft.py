@@ -19,7 +19,7 @@ from trifold.hub.convert import convert
 from trifold.hub.peft import adapter_tensors, save_adapter
 from trifold.nn import Inputs, Transformer
 from trifold.nn.lora import LoRASettings
-from trifold.train.data import start_from
+from trifold.train.initial_weights import start_from
 from trifold.train.parameters import add_adapters
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]

@@ -19,6 +19,7 @@ from trifold.objectives.distillation_losses import evenly_spaced
 from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.data import load_data
+from trifold.train.initial_weights import new_model
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +113,7 @@ def test_loss_falls_and_the_student_approaches_its_teacher(student, tmp_path, ki
     trained, _ = load_model(tmp_path / "run" / "model")
     with torch.no_grad():
         before, after = (
-            data.objective.loss(model.eval(), batch) for model in (data.new_model(), trained)
+            data.objective.loss(model.eval(), batch) for model in (new_model(data), trained)
         )
     for name in ("soft", "cosine"):
         assert float(after[name].sum) < 0.7 * float(before[name].sum)
@@ -132,7 +133,7 @@ def test_loss_terms_follow_their_formulas(student, tmp_path, kind):
     """Weights, counts and sums, from all logits and states."""
     recipe = load_recipe(student(kind), {"task.soft": 3.0, "task.hard": 0.5})
     data = load_data(recipe, tmp_path, RecordingView())
-    task, model = data.objective, data.new_model().eval()
+    task, model = data.objective, new_model(data).eval()
     batch = task.batch(data.train, np.arange(5), draw=3)
     counts, terms = task.counts(batch), task.loss(model, batch)
     real = batch.inputs.packing.n_real
@@ -158,7 +159,7 @@ def test_loss_terms_are_zero_for_a_copy_of_the_teacher(student, tmp_path):
     recipe = load_recipe(student("causal"), {"model.n_layers": 4, "task.start": "spread"})
     data = load_data(recipe, tmp_path, RecordingView())
     batch = data.objective.batch(data.train, np.arange(4))
-    terms = data.objective.loss(data.new_model().eval(), batch)
+    terms = data.objective.loss(new_model(data).eval(), batch)
     for name in ("soft", "cosine", *RELATIONS):
         assert float(terms[name].sum.detach()) == pytest.approx(0, abs=1e-3), name
     assert float(terms["tokens"].sum.detach()) > 0
@@ -170,7 +171,7 @@ def test_student_starts_with_tokenizer_and_layers_of_the_teacher(student, tmp_pa
     teacher = data.objective._teacher
     assert data.config.vocab_size == teacher.config.vocab_size
     assert any("that of the teacher" in line and "causal-teacher" in line for line in view.lines)
-    ours, theirs = (dict(model.named_parameters()) for model in (data.new_model(), teacher))
+    ours, theirs = (dict(model.named_parameters()) for model in (new_model(data), teacher))
     for ours_layer, layer in enumerate(evenly_spaced(2, 4)):
         name = "feed_forward.sublayer.in_proj.weight"
         assert torch.equal(
@@ -217,7 +218,7 @@ REJECTED = [
 @pytest.mark.parametrize(("changes", "message"), REJECTED)
 def test_unsuitable_students_are_rejected(student, tmp_path, changes, message):
     with pytest.raises(SettingsError, match=message):
-        load_data(load_recipe(student("causal"), changes), tmp_path, RecordingView()).new_model()
+        new_model(load_data(load_recipe(student("causal"), changes), tmp_path, RecordingView()))
 
 
 def test_relations_of_other_keys_are_rejected():

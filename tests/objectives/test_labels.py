@@ -33,6 +33,7 @@ from trifold.pipeline import Pipeline
 from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.train.data import load_data
+from trifold.train.initial_weights import new_model
 
 # --- one label, several, none ---------------------------------------------------------------------
 
@@ -431,7 +432,7 @@ def continued(tmp_path):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         values = {"start_from": str(folder), "data.train": str(path), "data.valid": str(path)}
         data = load_data(load_recipe(task, values | changes), tmp_path / "tokenizer", view)
-        return data.new_model(), view.lines
+        return new_model(data), view.lines
 
     return load
 

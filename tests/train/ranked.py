@@ -28,9 +28,10 @@ from tests.train.runs import SAVED_OFTEN
 from trifold.errors import DataError
 from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
-from trifold.train import checkpoint, data, loop, train
+from trifold.train import checkpoint, data, loop, preparation, train
 from trifold.train.checkpoint import Saver
 from trifold.train.device import find_machine
+from trifold.train.initial_weights import new_model
 from trifold.train.launch import join_ranks
 from trifold.train.monitor import View
 from trifold.train.ranks import Ranks
@@ -127,7 +128,7 @@ def new_trainer(changes: dict[str, Any], ranks: Ranks) -> tuple[data.TrainingDat
     recipe = load_recipe("smoke", TINY | NO_DROPOUT | changes)
     training_data = data.load_data(recipe, BASE / "warm" / "tokenizer", View())
     trainer = Trainer(
-        training_data.new_model(),
+        new_model(training_data),
         training_data.objective,
         recipe.train,
         find_machine(recipe.train, recipe.batch.tokens, ranks),
@@ -253,12 +254,12 @@ def missing_data(rank: int) -> None:
         raise DataError("corpus.txt: not on this machine")
 
     if rank == 1:
-        mock.patch.object(loop, "load_data", load_data).start()
+        mock.patch.object(preparation, "load_data", load_data).start()
 
 
 def other_data(rank: int) -> None:
     """Rank 1 reads other data."""
-    real = loop.load_data
+    real = preparation.load_data
 
     def load_data(*arguments: Any) -> Any:
         loaded = real(*arguments)
@@ -268,7 +269,7 @@ def other_data(rank: int) -> None:
         return loaded
 
     if rank == 1:
-        mock.patch.object(loop, "load_data", load_data).start()
+        mock.patch.object(preparation, "load_data", load_data).start()
 
 
 def without_resume(rank: int) -> None:

@@ -26,6 +26,7 @@ from trifold.train import blocks
 from trifold.train.blocks import recompute_blocks
 from trifold.train.data import load_data
 from trifold.train.device import Machine, compile_obstacle
+from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
 from trifold.train.trainer import Trainer
 
@@ -255,7 +256,7 @@ def gradient(tmp_path):
         recipe = load_recipe("smoke", overrides(**changes))
         data = load_data(recipe, tmp_path / "tokenizer", View())
         machine = Machine(CPU, torch.float32, 1, compiles=compiles)
-        trainer = Trainer(data.new_model(), data.objective, recipe.train, machine)
+        trainer = Trainer(new_model(data), data.objective, recipe.train, machine)
         counters.clear()
         examples = data.examples(0)
         parts = [

@@ -14,7 +14,7 @@ from tests.train.runs import random_state
 
 from trifold.errors import CheckpointError
 from trifold.train import checkpoint
-from trifold.train.checkpoint import Best, Checkpoint, Progress
+from trifold.train.checkpoint import BestValidation, Checkpoint, TrainingProgress
 from trifold.train.validate import mean_weights
 
 TENSORS = ("weights.safetensors", "optimizer.safetensors")
@@ -224,15 +224,15 @@ def test_folder_that_cannot_be_listed_is_an_error(save_checkpoints, tmp_path, ma
     [(31, 9.0, True), (29, 0.1, False), (30, 1.9, True), (30, 2.0, False), (30, 2.1, False)],
 )
 def test_a_validation_is_better_by_its_score_then_by_its_loss(score, loss, better):
-    assert Best(30, 6, 1, 2.0).is_beaten(score, loss) == better
-    assert Best().is_beaten(score, loss)
-    assert Best(nan, 6, 1, 2.0).is_beaten(score, loss)
-    assert not Best(30, 6, 1, 2.0).is_beaten(nan, 0.1)
-    assert not Best(nan, 6, 1, 2.0).is_beaten(nan, 0.1)
+    assert BestValidation(30, 6, 1, 2.0).is_beaten(score, loss) == better
+    assert BestValidation().is_beaten(score, loss)
+    assert BestValidation(nan, 6, 1, 2.0).is_beaten(score, loss)
+    assert not BestValidation(30, 6, 1, 2.0).is_beaten(nan, 0.1)
+    assert not BestValidation(nan, 6, 1, 2.0).is_beaten(nan, 0.1)
 
 
 def test_the_best_of_an_older_checkpoint_has_no_loss_and_keeps_a_tie():
     saved = json.loads(json.dumps({"step": 9, "best": [30, 6, 1]}))
-    best = Progress.from_dict(saved).best
-    assert best == Best(30, 6, 1)
+    best = TrainingProgress.from_dict(saved).best
+    assert best == BestValidation(30, 6, 1)
     assert not best.is_beaten(30, 0.1) and best.is_beaten(30.5, 9.0)

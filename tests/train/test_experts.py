@@ -23,6 +23,7 @@ from trifold.objectives.causal import CausalSettings
 from trifold.recipe import load_recipe
 from trifold.train.data import load_data
 from trifold.train.device import Machine
+from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
 from trifold.train.trainer import Trainer
 
@@ -59,7 +60,7 @@ def gradient_of(tmp_path):
             load_recipe("smoke", overrides(**CAUSAL | WEIGHTS | changes)), tmp_path, View()
         )
         machine = Machine(CPU, torch.float32, workers, compiles=compiles)
-        trainer = Trainer(data.new_model(), data.objective, data.recipe.train, machine)
+        trainer = Trainer(new_model(data), data.objective, data.recipe.train, machine)
         received: list[Tensor] = []
         trainer.optimizer.step = lambda gradient, rate: received.append(gradient.clone())
         examples = data.examples(0)
@@ -98,7 +99,7 @@ def test_blocks_with_experts_are_not_compiled(gradient_of):
 def test_the_terms_follow_their_definitions(tmp_path, changes):
     recipe = load_recipe("smoke", overrides(**CAUSAL | WEIGHTS | changes))
     data = load_data(recipe, tmp_path, View())
-    objective, model = data.objective, data.new_model().eval()
+    objective, model = data.objective, new_model(data).eval()
     batch = objective.batch(data.examples(0), np.arange(5))
     terms, lengths = objective.loss(model, batch), batch.inputs.packing.starts.diff().tolist()
     layers = 1 if "model__experts" in changes else 2

@@ -17,6 +17,7 @@ from trifold.train import checkpoint
 from trifold.train.data import load_data
 from trifold.train.device import Machine
 from trifold.train.flat_weights import FlatWeights
+from trifold.train.initial_weights import new_model
 from trifold.train.memory import estimate_memory
 from trifold.train.monitor import View
 from trifold.train.optimizers import STATE_KINDS, create_optimizer
@@ -38,9 +39,9 @@ def test_frozen_parameters_keep_their_bits(tmp_path, dtype, workers):
         "smoke", TINY | {"train.freeze": FROZEN, "train.ema": 0.5, "model.norm_placement": "pre"}
     )
     data = load_data(recipe, tmp_path, View())
-    before = {name: p.detach().clone() for name, p in data.new_model().named_parameters()}
+    before = {name: p.detach().clone() for name, p in new_model(data).named_parameters()}
     trainer = Trainer(
-        data.new_model(), data.objective, recipe.train, Machine(torch.device("cpu"), dtype, workers)
+        new_model(data), data.objective, recipe.train, Machine(torch.device("cpu"), dtype, workers)
     )
     for step in (1, 2):
         trainer.update(
@@ -53,7 +54,7 @@ def test_frozen_parameters_keep_their_bits(tmp_path, dtype, workers):
         assert torch.equal(value, before[name]) == is_frozen(name), name
         assert (f"exp_avg.{name}" in state) != is_frozen(name)
     assert f"({trainer.weights.master.numel():,} trained)" in str(trainer)
-    restored = Trainer(data.new_model(), data.objective, recipe.train, trainer.machine)
+    restored = Trainer(new_model(data), data.objective, recipe.train, trainer.machine)
     shifted = {name: value + 1 for name, value in weights.items()}
     restored.restore(shifted, state)
     for model in restored._replicas:

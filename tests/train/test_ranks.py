@@ -16,7 +16,7 @@ from tests.train.runs import TINY, InterruptingView, events_of, lines_of
 
 from trifold.cli import main
 from trifold.errors import DataError
-from trifold.train import checkpoint, loop, ranks
+from trifold.train import checkpoint, preparation, ranks
 from trifold.train.launch import join_ranks
 from trifold.train.ranks import SINGLE, Interrupted, StopRequest
 
@@ -73,7 +73,7 @@ def test_signal_that_arrives_twice_within_the_interval_is_one_request(run, numbe
 def test_signal_during_preparation_ends_at_once_and_the_run_can_be_continued(
     run, tmp_path, monkeypatch, recorder
 ):
-    real, done = loop.load_data, threading.Event()
+    real, done = preparation.load_data, threading.Event()
 
     def slow(*arguments):
         signal.raise_signal(signal.SIGTERM)
@@ -81,7 +81,7 @@ def test_signal_during_preparation_ends_at_once_and_the_run_can_be_continued(
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "load_data", slow)
+        patch.setattr(preparation, "load_data", slow)
         start = time.monotonic()
         outcome = run(view=recorder)
         assert time.monotonic() - start < 10

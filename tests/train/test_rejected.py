@@ -14,9 +14,10 @@ from trifold import disk
 from trifold.errors import TrifoldError
 from trifold.jsonfiles import read_json
 from trifold.objectives.translate import Translate
-from trifold.train import checkpoint, loop
+from trifold.train import checkpoint, recovery
 from trifold.train.adam import Adam
-from trifold.train.rejected import RejectedUpdate, save_batches
+from trifold.train.recovery import save_batches
+from trifold.train.rejected import RejectedUpdate
 from trifold.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -117,7 +118,7 @@ def test_stopped_run_can_continue_without_the_batch(run, set_losses, tmp_path):
 def test_rejected_update_is_reported_if_its_batches_cannot_be_saved(
     run, set_losses, monkeypatch, recorder, tmp_path
 ):
-    monkeypatch.setattr(loop, "save_batches", lambda *_: None)
+    monkeypatch.setattr(recovery, "save_batches", lambda *_: None)
     set_losses({3: math.nan})
     assert run(view=recorder, train__on_nonfinite="skip").steps == 12
     assert any("could not be written" in line for line in recorder.lines)

@@ -16,7 +16,7 @@ from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_o
 
 from trifold.errors import DataError, SettingsError
 from trifold.recipe import Recipe, load_recipe, recipe_names
-from trifold.train import checkpoint, loop, resume, train
+from trifold.train import checkpoint, preparation, resume, train
 from trifold.train.run_folder import IDENTITY, RunFolder
 
 PAIRS = "".join(f"{word} {n}\t{n}\n" for word in ("one", "two", "three") for n in range(20))
@@ -219,14 +219,14 @@ def test_changed_data_is_rejected_by_name_unless_confirmed(folder, recorder):
 
 
 def test_other_rows_from_the_same_files_are_rejected_unless_confirmed(folder, monkeypatch):
-    real = loop.load_data
+    real = preparation.load_data
 
     def load_fewer(*arguments):
         data = real(*arguments)
         data.train = data.objective.examples(data.bundle.train.select(list(range(50)), "fewer"))
         return data
 
-    monkeypatch.setattr(loop, "load_data", load_fewer)
+    monkeypatch.setattr(preparation, "load_data", load_fewer)
     with pytest.raises(DataError, match=r"now gives 50 rows, .* gave 60 rows.*data_changed=True"):
         continue_run()
     continue_run(data_changed=True)

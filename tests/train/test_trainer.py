@@ -18,6 +18,7 @@ from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.data import load_data
 from trifold.train.device import Machine
 from trifold.train.flat_weights import FlatWeights
+from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
 from trifold.train.optimizers import STATE_KINDS
 from trifold.train.trainer import Trainer
@@ -43,7 +44,7 @@ def new_trainer(data):
             "warmup": 0,
         }
         settings = data.recipe.train.model_copy(update=values | {"schedule": "constant"} | changes)
-        return Trainer(data.new_model(), data.objective, settings, Machine(CPU, dtype, workers))
+        return Trainer(new_model(data), data.objective, settings, Machine(CPU, dtype, workers))
 
     return new_trainer
 
@@ -79,7 +80,7 @@ def gradient_of(data, new_trainer):
 
 def test_gradient_is_that_of_the_mean_over_tokens(data, gradient_of):
     rows = np.arange(20, 30)
-    model = data.new_model().train()
+    model = new_model(data).train()
     loss = data.objective.loss(model, data.objective.batch(data.train, rows))["tokens"]
     (loss.sum / loss.count).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])

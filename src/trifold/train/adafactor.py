@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trifold.recipe import TrainSettings
 from trifold.train.adam import decay_group
-from trifold.train.flat_weights import FlatWeights
+from trifold.train.master_weights import MasterWeights
 
 MIN_SQUARE = 1e-30  # ε₁
 MIN_RMS = 1e-3  # ε₂
@@ -26,7 +26,7 @@ DECAY_EXPONENT = -0.8  # of 1 − β
 class Adafactor:
     """Stores n + m numbers for an n × m matrix."""
 
-    def __init__(self, weights: FlatWeights, settings: TrainSettings) -> None:
+    def __init__(self, weights: MasterWeights, settings: TrainSettings) -> None:
         self._weights = weights
         self._settings = settings
         self._views = weights.named(weights.master)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from trifold.recipe import TrainSettings
-from trifold.train.flat_weights import FlatWeights
+from trifold.train.master_weights import MasterWeights
 
 
 def is_hidden_matrix(name: str, weight: Tensor) -> bool:
@@ -49,7 +49,7 @@ class Adam:
     """
 
     def __init__(
-        self, weights: FlatWeights, settings: TrainSettings, names: Collection[str] | None = None
+        self, weights: MasterWeights, settings: TrainSettings, names: Collection[str] | None = None
     ) -> None:
         everything = settings.optimizer == "adam"
         self._weights = weights

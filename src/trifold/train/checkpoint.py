@@ -41,7 +41,7 @@ FILES = {WEIGHTS, OPTIMIZER, PROGRESS}
 NAME = "step-" + "[0-9]" * 8
 
 
-class Best(NamedTuple):
+class BestValidation(NamedTuple):
     """The best validation so far; `since` is the number of validations after it. loss: None in
     older checkpoints.
     """
@@ -63,7 +63,7 @@ class Best(NamedTuple):
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """The position of a run, as saved in checkpoints. It is equal on all ranks, except for `lines`.
 
     validated: the step of the last validation. lines: of metrics.jsonl. rejected: the number of
@@ -77,7 +77,7 @@ class Progress:
     seconds: float = 0.0
     tokens: int = 0
     validated: int = 0
-    best: Best = field(default_factory=Best)
+    best: BestValidation = field(default_factory=BestValidation)
     scores: dict[str, float] = field(default_factory=dict)
     lines: int = 0
     rejected: int = 0
@@ -86,13 +86,11 @@ class Progress:
     loss_count: int = 0
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Progress:
-        """The progress in a checkpoint. Other keys are ignored; runs of 0.1 call `rejected`
-        "refused".
-        """
-        known = {each.name for each in fields(cls)}
+    def from_dict(cls, saved: dict[str, Any]) -> TrainingProgress:
+        """The progress in a checkpoint. Other keys are ignored."""
+        known = {field.name for field in fields(cls)}
         values = {key: value for key, value in saved.items() if key in known}
-        return cls(**{"rejected": saved.get("refused", 0), **values, "best": Best(*saved["best"])})
+        return cls(**{**values, "best": BestValidation(*saved["best"])})
 
 
 class Checkpoint(NamedTuple):
@@ -330,7 +328,7 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(f"{path}: cannot be read ({error.strerror or error})")
 
 
-class Found(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest intact checkpoint, and one error message for each newer one that was rejected."""
 
     path: Path
@@ -338,14 +336,14 @@ class Found(NamedTuple):
     rejected: list[str]
 
 
-def load_newest(folder: Path) -> Found | None:
+def load_newest(folder: Path) -> NewestCheckpoint | None:
     """None if there is no checkpoint. Raises CheckpointError if there are some and all are
     damaged.
     """
     rejected: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return Found(path, load(path), rejected)
+            return NewestCheckpoint(path, load(path), rejected)
         except CheckpointError as error:
             rejected.append(str(error))
     if rejected:

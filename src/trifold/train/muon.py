@@ -21,7 +21,7 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.recipe import TrainSettings
 from trifold.train.adam import Adam, is_hidden_matrix
-from trifold.train.flat_weights import FlatWeights
+from trifold.train.master_weights import MasterWeights
 
 # train.muon_scale -> the scale of an n × m update
 SCALES: dict[str, Callable[[int, int], float]] = {
@@ -34,7 +34,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 class Muon:
     """Orthogonalizes all matrices of one shape in one batch."""
 
-    def __init__(self, weights: FlatWeights, settings: TrainSettings) -> None:
+    def __init__(self, weights: MasterWeights, settings: TrainSettings) -> None:
         self._weights = weights
         self._settings = settings
         self._views = weights.named(weights.master)

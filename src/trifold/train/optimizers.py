@@ -12,13 +12,13 @@ from trifold.errors import CheckpointError
 from trifold.recipe import TrainSettings
 from trifold.train.adafactor import Adafactor
 from trifold.train.adam import Adam
-from trifold.train.flat_weights import FlatWeights
+from trifold.train.master_weights import MasterWeights
 from trifold.train.muon import Muon
 
 Optimizer: TypeAlias = Adam | Adafactor | Muon
 
 # The values of train.optimizer.
-OPTIMIZERS: dict[str, Callable[[FlatWeights, TrainSettings], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[MasterWeights, TrainSettings], Optimizer]] = {
     "adam": Adam,
     "adamw": Adam,
     "adafactor": Adafactor,
@@ -33,7 +33,7 @@ STATE_KINDS: dict[str, frozenset[str]] = {
 }
 
 
-def create_optimizer(weights: FlatWeights, settings: TrainSettings) -> Optimizer:
+def create_optimizer(weights: MasterWeights, settings: TrainSettings) -> Optimizer:
     """The optimizer of `train.optimizer`."""
     return OPTIMIZERS[settings.optimizer](weights, settings)
 

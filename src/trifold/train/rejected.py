@@ -1,19 +1,12 @@
-"""Rejected updates, and what follows: their batches are saved, and the run stops, skips the update,
-or returns to a checkpoint.
+"""Which updates are rejected: those with a non-finite loss or gradient, or a loss spike.
+`recovery.py` says what follows.
 """
 
-import dataclasses
-import json
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor
-
-from trifold import disk
 from trifold.errors import TrifoldError
 from trifold.recipe import TrainSettings
 
@@ -29,7 +22,9 @@ class RejectedUpdate(TrifoldError):
     def __init__(
         self, kind: Literal["non-finite", "spike"], step: int, loss: float, norm: float
     ) -> None:
-        cause = f"loss {loss}, gradient norm {norm}{', a spike' * (kind == 'spike')}"
+        cause = f"loss {loss}, gradient norm {norm}"
+        if kind == "spike":
+            cause += ", a spike"
         super().__init__(f"step {step}: {cause}; the weights were not changed")
         self.kind = kind
         self.step = step
@@ -59,71 +54,3 @@ def check_update(step: int, loss: float, norm: float, max_loss: float = math.inf
         raise RejectedUpdate("non-finite", step, loss, norm)
     if loss > max_loss:
         raise RejectedUpdate("spike", step, loss, norm)
-
-
-def choose_action(
-    settings: TrainSettings, rejected: RejectedUpdate, count: int
-) -> Literal["skip", "rewind"]:
-    """What follows, after `count` other rejected updates. Raises `rejected` with the remedy if the
-    run must stop.
-    """
-    action: str = settings.on_nonfinite if rejected.kind == "non-finite" else settings.on_spike
-    if action == "stop":  # resuming would repeat it, bit by bit
-        remedy = (
-            "start another run with a lower train.learning_rate, a longer train.warmup or "
-            "train.clip=1.0"
-        )
-        remedy += ", or continue with --resume auto and train.on_nonfinite=skip"
-    elif count >= settings.skip_limit:
-        remedy = (
-            f"train.skip_limit={settings.skip_limit} allows no more than {count:,} rejected "
-            "updates; start another "
-            "run with a lower train.learning_rate, or raise the limit and continue with "
-            "--resume auto"
-        )
-    else:
-        return "rewind" if action == "rewind" else "skip"
-    rejected.args = (f"{rejected}; {remedy}",)
-    raise rejected
-
-
-def save_batches(
-    folder: Path, rejected: RejectedUpdate, batches: Sequence[Any], positions: list[list[int]]
-) -> Path | None:
-    """Save the batches of a rejected update for inspection, as `step-N.safetensors` and
-    `step-N.json`.
-
-    positions: [epoch, number in the epoch] of each batch. Tensors are named after their path:
-    `0.inputs.tokens`. Returns None if writing fails, since the rejected update is the more
-    important error.
-    """
-    from safetensors.torch import save
-
-    name = f"step-{rejected.step:08d}"
-    found = (
-        item for number, batch in enumerate(batches) for item in find_tensors(batch, str(number))
-    )
-    tensors = {path: tensor.detach().cpu().clone().contiguous() for path, tensor in found}
-    description = {"step": rejected.step, **rejected.details, "batches": positions}
-    try:
-        disk.make_folder(folder)
-        disk.replace_bytes(folder / f"{name}.safetensors", save(tensors))
-        disk.replace_text(folder / f"{name}.json", json.dumps(description, indent=2) + "\n")
-    except OSError:
-        return None
-    return folder / f"{name}.safetensors"
-
-
-def find_tensors(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested data classes, tuples, lists and dictionaries, with its dotted path."""
-    items: Any = ()
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif dataclasses.is_dataclass(value):
-        items = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-    elif isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, (tuple, list)):
-        items = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
-    for name, inner in items:
-        yield from find_tensors(inner, f"{path}.{name}")

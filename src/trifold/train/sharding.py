@@ -16,24 +16,23 @@ from torch import Tensor, nn
 from trifold.nn import Transformer
 from trifold.nn.stack import Stack
 from trifold.train.device import Machine, master_dtype
-from trifold.train.flat_weights import FlatWeights
+from trifold.train.master_weights import NO_FACTORS, MasterWeights
 from trifold.train.ranks import Ranks
 
 
-class ShardedWeights(FlatWeights):
-    """Owns the local part of each parameter. `master` and the gradient are flat vectors of these
-    parts.
+class ShardedWeights(MasterWeights):
+    """The local part of each parameter. `master` and the gradient are flat vectors of these parts;
+    FSDP owns what the model computes with.
     """
 
-    def __init__(self, model: Transformer, machine: Machine) -> None:
+    def __init__(
+        self, model: Transformer, machine: Machine, factors: Mapping[str, float] = NO_FACTORS
+    ) -> None:
         _shard(model, machine)
-        super().__init__(model, machine.dtype, machine.ranks)
+        super().__init__(model, machine.dtype, machine.ranks, factors)
 
-    def _own(self, parameter: Any) -> Tensor:
+    def _values_of(self, parameter: nn.Parameter) -> Tensor:
         return _local(parameter)
-
-    def _take_over(self, model: nn.Module) -> None:
-        """Nothing to do: FSDP owns what the model computes with."""
 
     def collect(self) -> None:
         """Nothing to do: FSDP sums the gradients of each micro-batch over the ranks."""
@@ -41,10 +40,11 @@ class ShardedWeights(FlatWeights):
     def take_gradient(self) -> Tensor:
         parts = []
         for name, size in zip(self.names, self._sizes, strict=True):
-            gradient = (parameter := self._parameters[name]).grad
-            parts.append(
-                self.master.new_zeros(size) if gradient is None else _local(gradient).flatten()
-            )
+            parameter = self._parameters[name]
+            if parameter.grad is None:
+                parts.append(self.master.new_zeros(size))
+            else:
+                parts.append(_local(parameter.grad).flatten())
             parameter.grad = None
         return torch.cat(parts)
 
@@ -100,7 +100,10 @@ def gathered(*groups: Mapping[str, Any]) -> Iterator[Tensor]:
     """
     for group in groups:
         for name in sorted(group):
-            yield group[name].full_tensor() if is_sharded(group[name]) else group[name]
+            tensor = group[name]
+            if is_sharded(tensor):
+                tensor = tensor.full_tensor()
+            yield tensor
 
 
 def exhaust(tensors: Iterator[Tensor]) -> None:
@@ -113,8 +116,12 @@ def gather_on_first(named: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tens
     tensors = gathered(named)
     if not ranks.is_first:
         exhaust(tensors)
-    pairs = zip(sorted(named), tensors, strict=False)  # none on the other ranks
-    return {name: full.cpu() if is_sharded(named[name]) else full for name, full in pairs}
+    on_first: dict[str, Tensor] = {}
+    for name, full in zip(sorted(named), tensors, strict=False):  # none on the other ranks
+        if is_sharded(named[name]):
+            full = full.cpu()
+        on_first[name] = full
+    return on_first
 
 
 def _shard(model: Transformer, machine: Machine) -> None:

@@ -11,11 +11,12 @@ because its hooks expect one backward pass per process, where several workers ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from itertools import count, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +33,13 @@ from trifold.recipe import TrainSettings
 from trifold.train.blocks import compile_blocks, recompute_blocks, under_graphs
 from trifold.train.device import Machine
 from trifold.train.flat_weights import FlatWeights
+from trifold.train.master_weights import MasterWeights
 from trifold.train.moving_average import MovingAverage
 from trifold.train.optimizers import check_state, create_optimizer
 from trifold.train.parameters import freeze, rate_factors
 from trifold.train.rejected import check_update
 from trifold.train.schedules import learning_rate, peak_rate
 from trifold.train.sharding import ShardedWeights
-
-T = TypeVar("T")
 
 
 class Update(NamedTuple):
@@ -61,31 +61,32 @@ class Trainer:
     def __init__(
         self, model: Transformer, objective: Objective, settings: TrainSettings, machine: Machine
     ) -> None:
-        self.weights = prepare_model(model, settings, machine)
+        self.weights, self._replicas = prepare_model(model, settings, machine)
         self.model = model
         self.objective = objective
         self.settings = settings
         self.machine = machine
         self.ranks = machine.ranks
-        workers = machine.workers
-        self._replicas = [
-            self.model,
-            *(self.weights.replicate(self.model) for _ in range(workers - 1)),
-        ]
-        self._pool = executor_sharing_cores(workers) if workers > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
+        # Calls a function for each micro-batch of a group, one per worker.
+        self._map: Callable[..., Iterable[Any]] = map
+        if machine.workers > 1:
+            self._pool = executor_sharing_cores(machine.workers)
+            self._map = self._pool.map
         self.optimizer = create_optimizer(self.weights, settings)
-        self.average = (
-            None if settings.ema is None else MovingAverage(self.weights.master, settings.ema)
-        )
+        self.average: MovingAverage | None = None
+        if settings.ema is not None:
+            self.average = MovingAverage(self.weights.master, settings.ema)
         self.peak = settings.learning_rate or peak_rate(model.config.d_model, settings.warmup)
 
     def __str__(self) -> str:
-        int8 = f", {count_int8_layers(self.model)} layers in int8" if self.machine.int8 else ""
-        trained = sum(
-            parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad
-        )
-        share = f" ({trained:,} trained)" if self.weights.frozen else ""
-        return f"{self.model.count_parameters():,} parameters{share}{int8}"
+        text = f"{self.model.count_parameters():,} parameters"
+        if self.weights.frozen:
+            trained = [p.numel() for p in self.model.parameters() if p.requires_grad]
+            text += f" ({sum(trained):,} trained)"
+        if self.machine.int8:
+            text += f", {count_int8_layers(self.model)} layers in int8"
+        return text
 
     def update(
         self,
@@ -105,16 +106,15 @@ class Trainer:
         totals = self._count(batches, idle)
         if self.objective.gathers:
             batches = self._gather(batches, idle, step)
-        loss = 0.0
-        for losses in self._map(
-            lambda n: self._backward(batches[n], step, n, totals), len(batches)
-        ):
-            loss += sum(losses) / totals["tokens"]
+        local_loss = 0.0
+        for start, group in self._groups(batches):
+            losses = self._map(self._backward, group, repeat(step), count(start), repeat(totals))
+            local_loss += sum(losses) / totals["tokens"]
             self.weights.collect()
         if self.machine.sharded:  # all ranks must gather the parameters equally often
             for micro, batch in enumerate(idle, start=len(batches)):
                 self._backward(batch, step, micro, dict.fromkeys(totals, math.inf))
-        (loss,) = self.ranks.sum([loss])
+        (loss,) = self.ranks.sum([local_loss])
         gradient = self.weights.take_gradient()
         norm = self.weights.norm(gradient)
         check_update(step, loss, norm, max_loss)
@@ -130,10 +130,21 @@ class Trainer:
     def _count(self, batches: Sequence[Batch], idle: Sequence[Batch]) -> dict[str, float]:
         """The divisor of each loss term: its count over all batches of all ranks."""
         counts = [self.objective.counts(batch) for batch in batches]
-        names = list(counts[0] if counts else self.objective.counts(idle[0]))
-        sums = self.ranks.sum([sum(count[name] for count in counts) for name in names])
+        if counts:
+            names = list(counts[0])
+        else:
+            names = list(self.objective.counts(idle[0]))
+        sums = self.ranks.sum([sum(terms[name] for terms in counts) for name in names])
         # If nothing is predicted, as when no token of a small batch is masked, the loss is 0 / 1.
         return {name: max(1.0, total) for name, total in zip(names, sums, strict=True)}
+
+    def _groups(self, batches: Sequence[Any]) -> Iterator[tuple[int, Sequence[Any]]]:
+        """The micro-batches that the workers process at a time, one per worker, and the number of
+        the first of them.
+        """
+        workers = len(self._replicas)
+        for start in range(0, len(batches), workers):
+            yield start, batches[start : start + workers]
 
     def _backward(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
         """Add the gradient of one micro-batch to its replica, and return its summed negative
@@ -143,15 +154,10 @@ class Trainer:
             terms = self.objective.loss(model, batch.to(self.machine.device))
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
             torch.stack(parts).sum().backward()
-        term = terms["tokens"]
-        return float(term.sum.detach() if term.nll is None else term.nll)
-
-    def _map(self, work: Callable[[int], T], count: int) -> Iterator[list[T]]:
-        """The results for micro-batches 0 to count - 1, in groups of one per worker."""
-        workers = len(self._replicas)
-        run = map if self._pool is None else self._pool.map
-        for start in range(0, count, workers):
-            yield [*run(work, range(start, min(start + workers, count)))]
+        tokens = terms["tokens"]
+        if tokens.nll is not None:
+            return float(tokens.nll)
+        return float(tokens.sum.detach())
 
     def _gather(self, batches: Sequence[Any], idle: Sequence[Batch], step: int) -> list[Any]:
         """The batches of a loss that does not split, with its gradient in the global batch by their
@@ -160,22 +166,29 @@ class Trainer:
         The tables are computed without gradients, and again, with the same dropout, in the backward
         pass (Gao et al. 2021), so that memory holds the activations of one micro-batch per worker.
         """
-        every = [*batches, *idle]
-        rank = self.ranks.rank
-        tables = [
-            *chain(*self._map(lambda micro: self._table(every[micro], step, micro), len(every)))
-        ]
-        own = torch.cat([tables[0][:0], *tables[: len(batches)]])
-        counts = self.ranks.gather(len(own))
-        parts = [
-            own if n == rank else own.new_zeros(int(c), own.shape[1]) for n, c in enumerate(counts)
-        ]
-        self.ranks.all_reduce(table := torch.cat(parts))
+        tables: list[Tensor] = []
+        for start, group in self._groups([*batches, *idle]):
+            tables += self._map(self._table, group, repeat(step), count(start))
+        empty = tables[0][:0]
+        local = torch.cat([empty, *tables[: len(batches)]])
+        sizes = [int(size) for size in self.ranks.gather(len(local))]
+        parts = []  # of each rank; the others add theirs
+        for rank, size in enumerate(sizes):
+            if rank == self.ranks.rank:
+                parts.append(local)
+            else:
+                parts.append(local.new_zeros(size, local.shape[1]))
+        table = torch.cat(parts)
+        self.ranks.all_reduce(table)
         loss = self.objective.table_loss(table.requires_grad_())
-        gradient = torch.autograd.grad(loss * len(table), table)[0].split([*map(len, parts)])[rank]
-        shares = gradient.split([len(each) for each in tables[: len(batches)]])
         value = float(loss.detach())
-        return [replace(b, gradient=g, value=value) for b, g in zip(batches, shares, strict=True)]
+        gradient = torch.autograd.grad(loss * len(table), table)[0]
+        local_gradient = gradient.split(sizes)[self.ranks.rank]
+        gradients = local_gradient.split([len(part) for part in tables[: len(batches)]])
+        return [
+            replace(batch, gradient=gradient, value=value)
+            for batch, gradient in zip(batches, gradients, strict=True)
+        ]
 
     @torch.no_grad()
     def _table(self, batch: Batch, step: int, micro: int) -> Tensor:
@@ -186,15 +199,17 @@ class Trainer:
     def _replica(self, step: int, micro: int) -> Iterator[Transformer]:
         """The model of the worker of a micro-batch, with seeded dropout."""
         seed = _dropout_seed(self.settings.seed, step, micro, self.ranks.rank)
-        if self.machine.device.type == "cpu" and not self.machine.compiles:
-            context: AbstractContextManager[None] = use_thread_rng(
-                torch.Generator().manual_seed(seed)
-            )
-        else:  # other devices and compiled graphs use the global generator
-            torch.manual_seed(seed)
-            context = under_graphs() if self.machine.compiles else nullcontext()
-        with context:
+        with self._seeded(seed):
             yield self._replicas[micro % len(self._replicas)]
+
+    def _seeded(self, seed: int) -> AbstractContextManager[None]:
+        """A context in which dropout draws from this seed."""
+        if self.machine.device.type == "cpu" and not self.machine.compiles:
+            return use_thread_rng(torch.Generator().manual_seed(seed))
+        torch.manual_seed(seed)  # other devices and compiled graphs use the global generator
+        if self.machine.compiles:
+            return under_graphs()
+        return nullcontext()
 
     def broadcast_weights(self) -> None:
         """Give all ranks the weights of rank 0; another processor may initialize them
@@ -231,9 +246,13 @@ class Trainer:
         """The weights to validate and keep, by name: the moving average if there is one. They may
         be sharded.
         """
-        flat = self.weights.master if self.average is None else self.average.mean
+        flat = self.weights.master
+        if self.average is not None:
+            flat = self.average.mean
         int8 = {
-            n: m.dequantize() for n, m in self.model.named_modules() if isinstance(m, Int8Weight)
+            name: module.dequantize()
+            for name, module in self.model.named_modules()
+            if isinstance(module, Int8Weight)
         }
         return self._to_global(self.weights.complete(flat)) | int8
 
@@ -261,8 +280,11 @@ def _dropout_seed(seed: int, step: int, micro: int, rank: int = 0) -> int:
 # --- the weights ----------------------------------------------------------------------------------
 
 
-def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine) -> FlatWeights:
+def prepare_model(
+    model: Transformer, settings: TrainSettings, machine: Machine
+) -> tuple[MasterWeights, list[Transformer]]:
     """Apply the training options to the model, in the required order, and take over its weights.
+    Returns them, and the model with its replicas: one model for each worker.
 
     Frozen parameters come first, because the others depend on them.
     1. int8 layers, the innermost.
@@ -278,9 +300,11 @@ def prepare_model(model: Transformer, settings: TrainSettings, machine: Machine)
         recompute_blocks(model)
     if machine.compiles:
         compile_blocks(model)
+    factors = rate_factors(model, settings.layer_decay)
+    model.train()
     if machine.sharded:
-        weights: FlatWeights = ShardedWeights(model.train(), machine)
-    else:
-        weights = FlatWeights(model.to(machine.device).train(), machine.dtype, machine.ranks)
-    weights.factors = rate_factors(model, settings.layer_decay)
-    return weights
+        return ShardedWeights(model, machine, factors), [model]
+    model.to(machine.device)
+    weights = FlatWeights(model, machine.dtype, machine.ranks, factors)
+    replicas = [weights.replicate(model) for _ in range(machine.workers - 1)]
+    return weights, [model, *replicas]

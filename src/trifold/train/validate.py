@@ -15,7 +15,7 @@ from trifold.nn.lora import merge
 from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.scores import score_text
 from trifold.train import checkpoint
-from trifold.train.checkpoint import Best
+from trifold.train.checkpoint import BestValidation
 from trifold.train.data import TrainingData
 from trifold.train.monitor import Validated
 from trifold.train.ranks import Interrupted
@@ -66,8 +66,8 @@ class Validator:
 
     @torch.no_grad()
     def __call__(
-        self, step: int, current: dict[str, Tensor], best: Best, poll: Callable[[], None]
-    ) -> tuple[Validated, Best]:
+        self, step: int, current: dict[str, Tensor], best: BestValidation, poll: Callable[[], None]
+    ) -> tuple[Validated, BestValidation]:
         """Evaluate, write samples, and save the weights to model/ if they are the best.
 
         poll: called now and then; it may raise Interrupted, and without an earlier model the
@@ -98,7 +98,7 @@ class Validator:
             self.save_model()
         self._write_samples(step, result)
         later = best._replace(since=best.since + 1)
-        best = Best(result.value, step, loss=result.loss) if is_best else later
+        best = BestValidation(result.value, step, loss=result.loss) if is_best else later
         samples = list(result.samples[: recipe.train.samples])
         return Validated(step, result.loss, result.scores, is_best, samples, damaged), best
 
