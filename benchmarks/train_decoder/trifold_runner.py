@@ -32,7 +32,7 @@ from trifold.train.device import (
 )
 from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
-from trifold.train.ranks import prefetch
+from trifold.train.prefetch import prefetch
 from trifold.train.trainer import Trainer
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "int8"]

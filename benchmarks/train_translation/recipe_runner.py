@@ -20,7 +20,7 @@ from trifold.train.device import (
 )
 from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
-from trifold.train.ranks import prefetch
+from trifold.train.prefetch import prefetch
 from trifold.train.trainer import Trainer
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}

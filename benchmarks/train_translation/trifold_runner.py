@@ -24,7 +24,7 @@ from trifold.objectives.translate import (
 from trifold.ragged import Ragged
 from trifold.recipe import TrainSettings
 from trifold.train.device import Machine, choose_workers, keep_freed_memory
-from trifold.train.ranks import prefetch
+from trifold.train.prefetch import prefetch
 from trifold.train.trainer import Trainer
 
 

@@ -21,7 +21,7 @@ from trifold.data import corpus, lines, pairs, token_cache
 from trifold.fast import attention
 from trifold.nn import losses
 from trifold.nn.masks import Mask
-from trifold.train import checkpoint, data, loop, preparation, ranks, run_folder, trainer
+from trifold.train import checkpoint, data, loop, preparation, run_folder, signals, trainer
 from trifold.train.checkpoint import Checkpoint, NewestCheckpoint
 from trifold.train.distributed import ProcessGroup
 from trifold.train.ranks import Interrupted
@@ -130,7 +130,7 @@ def _own_times_world(self: ProcessGroup, values: Sequence[float]) -> list[float]
     return [float(value) * self.world for value in values]
 
 
-def _stop_without_save(self: ranks.StopRequest, seconds: float) -> float:
+def _stop_without_save(self: signals.StopRequest, seconds: float) -> float:
     """A signal ends the run without a checkpoint."""
     seconds = _REAL_SYNCHRONIZE(self, seconds)
     if self:
@@ -138,15 +138,15 @@ def _stop_without_save(self: ranks.StopRequest, seconds: float) -> float:
     return seconds
 
 
-_REAL_SYNCHRONIZE = ranks.StopRequest.synchronize
+_REAL_SYNCHRONIZE = signals.StopRequest.synchronize
 
 
-def _first_rank_only(self: ranks.StopRequest, number: int, frame: Any = None) -> None:
+def _first_rank_only(self: signals.StopRequest, number: int, frame: Any = None) -> None:
     if self._ranks.is_first:
         _REAL_HANDLE(self, number, frame)
 
 
-_REAL_HANDLE = ranks.StopRequest.handle
+_REAL_HANDLE = signals.StopRequest.handle
 
 
 def _set_order(self: data.TrainingData, examples: Any, epoch: int) -> list[Any]:
@@ -281,13 +281,13 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
         "a resumed run restarts its schedule", "chains", trainer, "learning_rate", _step_of_the_session),
     "no-cut": (
         "metrics after the checkpoint are kept", "kills", run_folder.RunFolder, "truncate_metrics", _all_lines),
-    "no-signals": ("signals are ignored", "signals", ranks.StopRequest, "__bool__", lambda self: False),
+    "no-signals": ("signals are ignored", "signals", signals.StopRequest, "__bool__", lambda self: False),
     "no-save-signal": (
-        "SIGUSR1 is ignored", "save-signal", ranks.StopRequest, "take_save_request", lambda self: False),
+        "SIGUSR1 is ignored", "save-signal", signals.StopRequest, "take_save_request", lambda self: False),
     "first-rank-only": (
-        "only the first rank handles signals", "signals", ranks.StopRequest, "handle", _first_rank_only),
+        "only the first rank handles signals", "signals", signals.StopRequest, "handle", _first_rank_only),
     "no-save-at-stop": (
-        "stopped ranks do not save", "ranks", ranks.StopRequest, "synchronize", _stop_without_save),
+        "stopped ranks do not save", "ranks", signals.StopRequest, "synchronize", _stop_without_save),
     "no-finite-check": ("non-finite losses update the weights", "non-finite", trainer, "check_update", _nothing),
     "no-explanation": (
         "errors of the operating system are tracebacks", "full-disk",

@@ -1,4 +1,4 @@
-"""`ranked.py FOLDER` makes all runs with several ranks that test_ranks.py checks, as forks of one
+"""`ranked.py FOLDER` makes all runs with several ranks that test_distributed.py checks, as forks of one
 process.
 
 Prints the exit codes and the duration of each run, by name, as JSON.

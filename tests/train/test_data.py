@@ -3,8 +3,6 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
-import threading
-import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,6 @@ from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.train.data import batches_of_all_ranks, iterate_batches, load_data
-from trifold.train.ranks import prefetch
 
 
 @pytest.fixture
@@ -286,61 +283,6 @@ def test_batches_of_a_single_rank_are_not_built_again(load_tiny):
     data = load_tiny()
     taken = list(itertools.islice(iterate_batches(data, 1), 2))
     assert batches_of_all_ranks(data, 1, taken, world=1)[1] is taken[1].micro_batches[0]
-
-
-# --- prefetching ----------------------------------------------------------------------------------
-
-
-def test_prefetch_keeps_the_order_and_builds_one_batch_ahead():
-    built: list[int] = []
-
-    def batches():
-        for number in itertools.count():
-            built.append(number)
-            yield number
-
-    prefetched = prefetch(batches())
-    assert list(itertools.islice(prefetched, 5)) == [0, 1, 2, 3, 4]
-    prefetched.close()
-    assert built in ([*range(5)], [*range(6)])
-    assert list(prefetch(iter("abc"))) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize("waiting", [True, False])
-def test_stopping_does_not_wait_for_a_slow_batch(waiting):
-    """As when a signal arrives while the first batch of an epoch is tokenized. Neither does the end
-    of the process.
-    """
-    started, release = threading.Event(), threading.Event()
-
-    def batches():
-        yield "first"
-        started.set()
-        release.wait(30)
-        yield "second"
-
-    prefetched, start = prefetch(batches(), started.is_set), time.monotonic()
-    assert next(prefetched) == "first"
-    assert started.wait(10)
-    if waiting:
-        assert list(prefetched) == []
-    prefetched.close()
-    assert time.monotonic() - start < 15
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "prefetch"] == [
-        True
-    ]
-    release.set()
-
-
-def test_errors_of_the_prefetching_thread_are_raised_by_next():
-    def batches():
-        yield "first"
-        raise ValueError("broken")
-
-    prefetched = prefetch(batches())
-    assert next(prefetched) == "first"
-    with pytest.raises(ValueError, match="broken"):
-        next(prefetched)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from rich.console import Console
 from tests.train.runs import lines_of, values_of
 
 from trifold import errors
+from trifold.train.metrics import MetricsLog
 from trifold.train.monitor import (
     LiveView,
-    MetricsLog,
-    Plain,
+    PlainView,
     Snapshot,
     Validated,
     View,
@@ -40,7 +40,7 @@ def live():
 
 def plain():
     stream = io.StringIO()
-    return Plain(stream), stream
+    return PlainView(stream), stream
 
 
 @pytest.mark.parametrize("make", [plain, live])
@@ -62,7 +62,7 @@ def test_views_show_position_loss_rate_speed_and_scores(make):
 
 def test_plain_view_limits_steps_by_time_but_shows_the_last_step_and_all_validations():
     now, stream = [0.0], io.StringIO()
-    view = Plain(stream, every=10.0, clock=lambda: now[0])
+    view = PlainView(stream, every=10.0, clock=lambda: now[0])
     view.begin(40)
     for step in range(1, 41):
         now[0] = float(step)
@@ -77,7 +77,7 @@ def test_plain_view_limits_steps_by_time_but_shows_the_last_step_and_all_validat
 
 def test_plain_view_announces_a_long_validation_once():
     now, stream = [0.0], io.StringIO()
-    view = Plain(stream, every=10.0, clock=lambda: now[0])
+    view = PlainView(stream, every=10.0, clock=lambda: now[0])
     for step, seconds in ((20, 5), (40, 25), (60, 9)):
         for _ in range(seconds):
             view.validating(step)
@@ -142,7 +142,7 @@ def test_messages_fit_the_width_of_the_view(monkeypatch):
 
 def test_speed_names_the_tokens_of_the_task():
     stream = io.StringIO()
-    view = Plain(stream, every=0.0, clock=lambda: 0.0)
+    view = PlainView(stream, every=0.0, clock=lambda: 0.0)
     view.step(snapshot(1))
     view.step(snapshot(2)._replace(token_name="target tokens"))
     first, second = stream.getvalue().splitlines()
@@ -151,7 +151,7 @@ def test_speed_names_the_tokens_of_the_task():
 
 
 def test_views_accept_events_before_begin_and_the_base_view_prints_nothing(capfd):
-    for view in (View(), LiveView(Console(file=io.StringIO())), Plain(io.StringIO())):
+    for view in (View(), LiveView(Console(file=io.StringIO())), PlainView(io.StringIO())):
         view.step(snapshot(1))
         view.end()
     view = View()
@@ -164,7 +164,7 @@ def test_views_accept_events_before_begin_and_the_base_view_prints_nothing(capfd
 def test_plain_view_writes_to_stderr_without_a_terminal(capsys):
     view = choose_view()
     view.say("news")
-    assert isinstance(view, Plain)
+    assert isinstance(view, PlainView)
     assert capsys.readouterr() == ("", "news\n")
 
 

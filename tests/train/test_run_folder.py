@@ -16,7 +16,8 @@ from trifold.jsonfiles import read_json
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint, train
 from trifold.train.device import Machine, environment
-from trifold.train.monitor import MetricsLog, View
+from trifold.train.metrics import MetricsLog
+from trifold.train.monitor import View
 from trifold.train.run_folder import RunFolder
 from trifold.train.trainer import Trainer
 

@@ -37,7 +37,7 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
     """
     from trifold import disk
     from trifold.train import train
-    from trifold.train.resume import check_same_data
+    from trifold.train.data_files import check_same_data
     from trifold.train.run_folder import RunFolder
     from trifold.train.stages import changed
 

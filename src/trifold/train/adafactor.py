@@ -47,15 +47,17 @@ class Adafactor:
         """One update with `gradient` (P,) at learning rate `rate`."""
         settings = self._settings
         self._step += 1
-        newest, peak = float(self._step) ** DECAY_EXPONENT, rate  # 1 − β
+        newest = float(self._step) ** DECAY_EXPONENT  # 1 − β
         for name, grad in self._weights.named(gradient).items():
             weight = self._views[name]
-            rate = peak * self._weights.factors.get(name, 1.0)
+            own_rate = rate * self._weights.factors.get(name, 1.0)
             update = self._normalize(name, grad, newest)
-            scale = _rms(weight).clamp_min_(MIN_RMS) if settings.relative_step else 1.0
-            update *= rate * scale / (_rms(update) / settings.update_clip).clamp_min_(1.0)
+            scale: Tensor | float = 1.0
+            if settings.relative_step:
+                scale = _rms(weight).clamp_min_(MIN_RMS)
+            update *= own_rate * scale / (_rms(update) / settings.update_clip).clamp_min_(1.0)
             if name in self._decayed:
-                weight *= 1 - rate * settings.weight_decay
+                weight *= 1 - own_rate * settings.weight_decay
             weight -= update
 
     def _normalize(self, name: str, grad: Tensor, newest: float) -> Tensor:
@@ -76,10 +78,12 @@ class Adafactor:
         step (1,).
         """
         kinds = {"row": self._rows, "column": self._columns, "square": self._squares}
-        named = {
-            f"{kind}.{name}": value for kind, held in kinds.items() for name, value in held.items()
+        state = {
+            f"{kind}.{name}": values
+            for kind, tensors in kinds.items()
+            for name, values in tensors.items()
         }
-        return {**named, "step": self._step}
+        return {**state, "step": self._step}
 
 
 def _rms(x: Tensor) -> Tensor:

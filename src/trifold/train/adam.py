@@ -51,13 +51,16 @@ class Adam:
     def __init__(
         self, weights: MasterWeights, settings: TrainSettings, names: Collection[str] | None = None
     ) -> None:
-        everything = settings.optimizer == "adam"
+        decays_everything = settings.optimizer == "adam"
         self._weights = weights
-        self._flat = everything and not weights.factors
-        named = {"": weights.master} if self._flat else weights.named(weights.master)
-        chosen = named.keys() if names is None else names
-        self._views = {name: view for name, view in named.items() if name in chosen}
-        decayed = named.keys() if everything else decay_group(named, settings.weight_decay_on)
+        self._flat = decays_everything and not weights.factors
+        self._views = self._named(weights.master)
+        if names is not None:
+            self._views = {name: view for name, view in self._views.items() if name in names}
+        decayed: Collection[str] = self._views.keys()
+        if not decays_everything:
+            decayed = decay_group(self._views, settings.weight_decay_on)
+        # (weight decay, factor of the rate) -> the parameters that have them
         self._groups: dict[tuple[float, float], list[str]] = defaultdict(list)
         for name in self._views:
             decay = settings.weight_decay * (name in decayed)
@@ -73,11 +76,17 @@ class Adam:
             len(self._views), dtype=torch.float32, device=weights.master.device
         )
 
+    def _named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a flat (P,) vector by the name of the parameter, or one view without a name."""
+        if self._flat:
+            return {"": flat}
+        return self._weights.named(flat)
+
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
         """One update with `gradient` (P,) at learning rate `rate`."""
         settings = self._settings
-        gradients = {"": gradient} if self._flat else self._weights.named(gradient)
+        gradients = self._named(gradient)
         steps = dict(zip(self._views, self._steps, strict=True))
         for (decay, factor), names in self._groups.items():
             # The class torch.optim.AdamW makes the same call, but also imports the compiler, which
@@ -104,6 +113,7 @@ class Adam:
         """exp_avg.PARAMETER, exp_avg_sq.PARAMETER, and step: one number for each view."""
         state = {"step": self._steps}
         for kind, moments in self._moments.items():
-            named = self._weights.named(moments[""]) if self._flat else moments
-            state |= {f"{kind}.{name}": value for name, value in named.items()}
+            if self._flat:
+                moments = self._weights.named(moments[""])
+            state |= {f"{kind}.{name}": value for name, value in moments.items()}
         return state

@@ -26,17 +26,19 @@ def recomputed(block: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Tensor
 
     def run(*inputs: Any) -> Any:
         # A mask caches its tensors; the second run must compute what the first one computed.
-        fresh = (
-            _with_new_masks(each) if isinstance(each, LayerInputs) else each for each in inputs
-        )
-        return block(*fresh, **kwargs)
+        return block(*map(_with_new_masks, inputs), **kwargs)
 
     return recompute(run, *inputs)
 
 
-def _with_new_masks(inputs: LayerInputs) -> LayerInputs:
-    memory_mask = None if inputs.memory_mask is None else replace(inputs.memory_mask)
-    return inputs._replace(mask=replace(inputs.mask), memory_mask=memory_mask)
+def _with_new_masks(value: Any) -> Any:
+    """Inputs of a layer with copies of their masks; any other value as it is."""
+    if not isinstance(value, LayerInputs):
+        return value
+    memory_mask = value.memory_mask
+    if memory_mask is not None:
+        memory_mask = replace(memory_mask)
+    return value._replace(mask=replace(value.mask), memory_mask=memory_mask)
 
 
 def recompute_blocks(model: nn.Module) -> None:

@@ -42,8 +42,8 @@ NAME = "step-" + "[0-9]" * 8
 
 
 class BestValidation(NamedTuple):
-    """The best validation so far; `since` is the number of validations after it. loss: None in
-    older checkpoints.
+    """The best validation so far; `since` is the number of validations after it. score, loss: None
+    before the first one.
     """
 
     score: float | None = None
@@ -126,7 +126,8 @@ def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None 
 
     Raises CheckpointError if writing fails; an existing checkpoint of that name stays.
     """
-    tensors = checkpoint.gathered() if tensors is None else tensors
+    if tensors is None:
+        tensors = checkpoint.gathered()
     final = folder / f"step-{checkpoint.progress['step']:08d}"
     partial = _hidden(final, "partial")
     old = _hidden(final, "old")
@@ -140,9 +141,8 @@ def save(folder: Path, checkpoint: Checkpoint, tensors: Iterator[Tensor] | None 
         }
         disk.write(partial / MANIFEST, [_manifest_text(digests).encode()])
         disk.flush_folder(partial)
-        if (
-            final.exists()
-        ):  # saved again: the old checkpoint is removed only after the new one is in place
+        if final.exists():
+            # Saved again: the old checkpoint is removed only after the new one is in place.
             if not _is_ours(final):
                 old = _unused(final.with_name(f"{final.name}.foreign"))  # it is not removed
             disk.rename(final, old)
@@ -167,16 +167,16 @@ def prune(folder: Path, settings: TrainSettings, step: int, best: int) -> None:
     The newest checkpoint stays, and so do folders with other files than those of a checkpoint.
     """
     ours = {step_of(path): path for path in list_checkpoints(folder) if _is_ours(path)}
-    steps = [each for each in ours if each <= step]
-    kept = {
-        *[each for each in steps if each % settings.save_every == 0][-settings.keep_last :],
-        *steps[-1:],
-    }
-    kept |= {each for each in steps if settings.keep_every and each % settings.keep_every == 0}
-    kept |= {best} if settings.keep_best else set()
-    for each in steps:
-        if each not in kept:
-            _mark_for_removal(ours[each])
+    saved = [saved_step for saved_step in ours if saved_step <= step]
+    regular = [saved_step for saved_step in saved if saved_step % settings.save_every == 0]
+    kept = {*regular[-settings.keep_last :], *saved[-1:]}
+    if settings.keep_every:
+        kept |= {saved_step for saved_step in saved if saved_step % settings.keep_every == 0}
+    if settings.keep_best:
+        kept.add(best)
+    for saved_step in saved:
+        if saved_step not in kept:
+            _mark_for_removal(ours[saved_step])
     sweep(folder)
 
 
@@ -252,9 +252,9 @@ class Saver:
         self._folder = folder
         self._settings = settings
         self._ranks = ranks
-        self._pool = (
-            ThreadPoolExecutor(1, "saver") if settings.async_save and ranks.is_first else None
-        )
+        self._pool: ThreadPoolExecutor | None = None
+        if settings.async_save and ranks.is_first:
+            self._pool = ThreadPoolExecutor(1, "saver")
         self._pending: Future[None] | None = None
 
     def save(self, state: Checkpoint, best: int) -> None:
@@ -314,7 +314,9 @@ def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
                 raise CheckpointError(f"{file}: damaged (its SHA-256 differs from {MANIFEST})")
         file = path
         weights = load_file(path / WEIGHTS)
-        state = load_file(path / OPTIMIZER) if optimizer else {}
+        state: dict[str, Tensor] = {}
+        if optimizer:
+            state = load_file(path / OPTIMIZER)
         progress = json.loads((path / PROGRESS).read_text("utf-8"))
     except OSError as error:
         raise _unreadable(file, error) from error
@@ -346,13 +348,10 @@ def load_newest(folder: Path) -> NewestCheckpoint | None:
             return NewestCheckpoint(path, load(path), rejected)
         except CheckpointError as error:
             rejected.append(str(error))
-    if rejected:
-        raise CheckpointError(
-            "\n".join(
-                [*rejected, f"{folder}: no intact checkpoint remains; start another run with --out"]
-            )
-        )
-    return None
+    if not rejected:
+        return None
+    remedy = "no intact checkpoint remains; start another run with --out"
+    raise CheckpointError("\n".join([*rejected, f"{folder}: {remedy}"]))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

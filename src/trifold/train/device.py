@@ -47,28 +47,46 @@ class Machine(NamedTuple):
     @property
     def arithmetic(self) -> str:
         """The types of the computation, such as `bfloat16+int8`."""
-        return str(self.dtype).removeprefix("torch.") + ("+int8" if self.int8 else "")
+        if self.int8:
+            return f"{_name_of(self.dtype)}+int8"
+        return _name_of(self.dtype)
+
+    @property
+    def device_label(self) -> str:
+        """The device, such as `cuda:0`; of several ranks its kind, such as `cuda`."""
+        if self.ranks.world > 1:
+            return self.device.type
+        return str(self.device)
 
     def __str__(self) -> str:
-        parts = [f"device {self.device if self.ranks.world == 1 else self.device.type}"]
-        threads = torch.get_num_threads()
-        parts += [f"{threads} thread{'s' * (threads != 1)}"] if self.device.type == "cpu" else []
-        parts += [f"{self.workers} workers"] if self.workers > 1 else []
+        parts = [f"device {self.device_label}"]
+        if self.device.type == "cpu":
+            threads = torch.get_num_threads()
+            parts.append(f"{threads} thread{'s' * (threads != 1)}")
+        if self.workers > 1:
+            parts.append(f"{self.workers} workers")
         if self.ranks.world > 1:
-            parts.append(
-                f"{self.ranks.world} ranks{' with a sharded model' if self.sharded else ''}"
-            )
-        if self.compiles is not None:
+            ranks = f"{self.ranks.world} ranks"
+            if self.sharded:
+                ranks += " with a sharded model"
+            parts.append(ranks)
+        if self.compiles:
+            parts.append("compiled blocks")
+        elif self.compiles is not None:
             reason = compile_obstacle(self.device) or "another rank cannot"
-            parts.append("compiled blocks" if self.compiles else f"blocks not compiled ({reason})")
-        parts.append(f"{self.arithmetic} arithmetic")
+            parts.append(f"blocks not compiled ({reason})")
+        arithmetic = f"{self.arithmetic} arithmetic"
         if self.int8 is False:
-            parts[-1] += (
-                f" without int8 ({int8_training_obstacle(self.device) or 'another rank cannot'})"
-            )
-        return ", ".join(
-            [*parts, f"{str(master_dtype(self.dtype)).removeprefix('torch.')} master weights"]
-        )
+            reason = int8_training_obstacle(self.device) or "another rank cannot"
+            arithmetic += f" without int8 ({reason})"
+        parts.append(arithmetic)
+        parts.append(f"{_name_of(master_dtype(self.dtype))} master weights")
+        return ", ".join(parts)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """Such as `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
@@ -80,9 +98,15 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     sharded = settings.sharding == "full" and ranks.world > 1
     if sharded:
         check_sharding(settings)
-    compiles = None if settings.compile == "none" else not compile_obstacle(device)
-    workers = 1 if sharded else choose_workers(settings.worker_count, device, tokens // ranks.world)
-    int8 = None if settings.precision != "int8" else not int8_training_obstacle(device)
+        workers = 1
+    else:
+        workers = choose_workers(settings.worker_count, device, tokens // ranks.world)
+    compiles: bool | None = None
+    if settings.compile != "none":
+        compiles = not compile_obstacle(device)
+    int8: bool | None = None
+    if settings.precision == "int8":
+        int8 = not int8_training_obstacle(device)
     return Machine(device, dtype, workers, ranks, sharded, compiles, int8)
 
 
@@ -106,7 +130,9 @@ def agree_on_options(machine: Machine) -> Machine:
     """Compile and use int8 on all ranks or on none."""
 
     def all_ranks(can: bool | None) -> bool | None:
-        return None if can is None else machine.ranks.sum([not can])[0] == 0
+        if can is None:
+            return None
+        return machine.ranks.sum([not can])[0] == 0
 
     return machine._replace(compiles=all_ranks(machine.compiles), int8=all_ranks(machine.int8))
 
@@ -139,11 +165,11 @@ def device_of_rank(name: str, ranks: Ranks) -> torch.device:
         )
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if (found := torch.cuda.device_count()) < ranks.local_world:
+    gpus = torch.cuda.device_count()
+    if gpus < ranks.local_world:
         raise UsageError(
-            f"{ranks.local_world} ranks on this machine, but only {found} GPUs; start one rank "
-            "per GPU "
-            f"(--nproc-per-node {found}), or choose train.device=cpu"
+            f"{ranks.local_world} ranks on this machine, but only {gpus} GPUs; start one rank per "
+            f"GPU (--nproc-per-node {gpus}), or choose train.device=cpu"
         )
     torch.cuda.set_device(ranks.local_rank)
     return torch.device("cuda", ranks.local_rank)
@@ -156,19 +182,27 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """The named type. For auto, and for int8 outside its matmuls: bf16 if the device multiplies it
     faster than fp32.
     """
+    if name in PRECISIONS:
+        return PRECISIONS[name]
+    if multiplies_bf16_fast(device):
+        return torch.bfloat16
+    return torch.float32
+
+
+def multiplies_bf16_fast(device: torch.device) -> bool:
+    """Whether a device has instructions for bf16 matmuls. Emulation is slower than fp32."""
     if device.type == "cuda":
-        is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:  # Instructions for bf16 matmuls: AVX-512 BF16 or AMX. Emulation is slower than fp32.
-        has_instructions = (
-            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        )
-        is_fast = device.type == "cpu" and has_instructions
-    return PRECISIONS.get(name) or (torch.bfloat16 if is_fast else torch.float32)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":  # AVX-512 BF16 or AMX
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return False
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of master weights and gradient sums if the model computes in `dtype`."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
+    if dtype is torch.float64:
+        return torch.float64
+    return torch.float32
 
 
 def choose_workers(requested: int | None, device: torch.device, tokens: int) -> int:
@@ -184,10 +218,9 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
         return 1
     if requested is not None:
         return requested
-    # Without the compiled loops, threads within an operator are as fast as workers.
-    return (
-        max(1, min(torch.get_num_threads(), tokens // 1024)) if compiled_loops() is not None else 1
-    )
+    if compiled_loops() is None:
+        return 1  # threads within an operator are as fast as workers
+    return max(1, min(torch.get_num_threads(), tokens // 1024))
 
 
 # --- what a run depends on besides its recipe -----------------------------------------------------
@@ -195,23 +228,23 @@ def choose_workers(requested: int | None, device: torch.device, tokens: int) -> 
 
 def environment(machine: Machine) -> dict[str, Any]:
     """The content of environment.json."""
-    device = machine.device
-    ranks = machine.ranks
+    if machine.device.type == "cuda":
+        processor = torch.cuda.get_device_name(machine.device)
+    else:
+        processor = platform.processor()
     return {
         "trifold": trifold.__version__,
         "git": _git_revision(),
         "torch": torch.__version__,
-        "numba": next((found.version for found in metadata.distributions(name="numba")), None),
+        "numba": next((numba.version for numba in metadata.distributions(name="numba")), None),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "device": str(device) if ranks.world == 1 else device.type,
-        "device_name": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor(),
+        "device": machine.device_label,
+        "device_name": processor,
         "precision": machine.arithmetic,
         "threads": torch.get_num_threads(),
         "workers": machine.workers,
-        "ranks": ranks.world,
+        "ranks": machine.ranks.world,
         "compiled": bool(machine.compiles),
         "fast": fast.enabled(),
     }

@@ -30,19 +30,17 @@ T = TypeVar("T")
 # How long ranks wait for each other in a collective. A lost rank is noticed at once, by its closed
 # connection.
 TIMEOUT = timedelta(minutes=30)
-POLL_INTERVALS = (
-    0.002,
-    0.1,
-)  # seconds between two polls of the store: the first and the longest interval
+# Seconds between two polls of the store: the first and the longest interval.
+POLL_INTERVALS = (0.002, 0.1)
 HEARTBEAT_INTERVAL = 0.25  # seconds
 # Polls without a heartbeat after which rank 0 counts as lost; native code may block it for long.
 # The limit is lower after a signal, which torchrun sends if a rank is lost. Polls are counted, not
 # seconds, because a suspended process does not poll.
 MAX_POLLS = 6000
 MAX_POLLS_AFTER_SIGNAL = 30
-FINAL_POLLS = (
-    50  # how long a failing rank 0 keeps the store alive for ranks that have not read its error
-)
+# How long a failing rank 0 keeps the store alive for ranks that have not read its error.
+FINAL_POLLS = 50
+FAILED = -1  # in place of the number of a signal: a rank has raised another error
 
 
 class ProcessGroup(Ranks):
@@ -61,11 +59,9 @@ class ProcessGroup(Ranks):
 
     @property
     def command(self) -> str:
-        machines = (
-            ""
-            if self.local_world == self.world
-            else f"--nnodes {self.world // self.local_world} … "
-        )
+        machines = ""
+        if self.local_world != self.world:
+            machines = f"--nnodes {self.world // self.local_world} … "
         return f"torchrun {machines}--nproc-per-node {self.local_world} -m trifold"
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -127,8 +123,12 @@ class ProcessGroup(Ranks):
                     self._forwarded = True
                 time.sleep(interval)
                 interval = min(1.5 * interval, longest)
-                beat = self.store.get("heartbeat") if self.store.check(["heartbeat"]) else b""
-                polls, last_beat = (polls + 1, last_beat) if beat == last_beat else (0, beat)
+                beat = self._value_of("heartbeat")
+                if beat == last_beat:
+                    polls += 1
+                else:
+                    last_beat = beat
+                    polls = 0
                 if polls > (MAX_POLLS if signal is None else MAX_POLLS_AFTER_SIGNAL):
                     raise OtherRankError("rank 0 is lost")
             message = json.loads(self.store.get(key))
@@ -139,6 +139,13 @@ class ProcessGroup(Ranks):
         if "failed" in message:
             raise OtherRankError(f"rank 0: {message['failed']}", message["exit_code"])
         return message["result"]
+
+    def _value_of(self, key: str) -> bytes:
+        """A value of the store; empty if it does not exist yet. `get` would wait for it."""
+        if not self.store.check([key]):
+            return b""
+        value: bytes = self.store.get(key)
+        return value
 
     @contextmanager
     def heartbeat(self) -> Iterator[None]:
@@ -168,10 +175,9 @@ class ProcessGroup(Ranks):
                 results.append(work(*args, **kwargs))
             except Exception as error:
                 failure = error
-        signal = failure.signal or 0 if isinstance(failure, Interrupted) else 0
-        signals = self.gather(-1 if failure is not None and not signal else signal)
-        if -1 in signals:
-            culprit = signals.index(-1)
+        signals = self.gather(_signal_of(failure))
+        if FAILED in signals:
+            culprit = signals.index(FAILED)
             if failure is not None and culprit == self.rank:
                 raise failure
             raise OtherRankError(f"rank {culprit} failed")
@@ -188,7 +194,19 @@ class ProcessGroup(Ranks):
             return None
         self._last_poll = now
         with explain_lost_rank():
-            return int(self.store.get("signal")) if self.store.check(["signal"]) else None
+            signal = self._value_of("signal")
+        if not signal:
+            return None
+        return int(signal)
+
+
+def _signal_of(failure: Exception | None) -> int:
+    """The number of the signal that interrupted a rank, FAILED after another error, otherwise 0."""
+    if failure is None:
+        return 0
+    if isinstance(failure, Interrupted) and failure.signal:
+        return failure.signal
+    return FAILED
 
 
 @contextmanager
@@ -214,17 +232,19 @@ def _meet(store: Any, rank: int, world: int) -> str:
     killed processes. Each rank therefore writes a random number, rank 0 announces the numbers that
     it sees, and the run begins when every rank has confirmed its own.
     """
-    own = secrets.token_hex(8)
-    store.set(f"present {rank}", own)
+    number = secrets.token_hex(8)
+    store.set(f"present {rank}", number)
     end = time.monotonic() + TIMEOUT.total_seconds()
     with explain_lost_rank():
         while time.monotonic() < end:
             present = [f"present {other}" for other in range(world)]
             if rank == 0 and store.check(present):
                 store.set("announced", " ".join(store.get(key).decode() for key in present))
-            announced = store.get("announced").decode() if store.check(["announced"]) else ""
+            announced = ""
+            if store.check(["announced"]):
+                announced = store.get("announced").decode()
             name = hashlib.sha256(announced.encode()).hexdigest()
-            if announced.split(" ")[rank : rank + 1] == [own]:
+            if announced.split(" ")[rank : rank + 1] == [number]:
                 store.set(f"{name} confirmed by {rank}", "")
                 if rank == 0 and store.check(
                     [f"{name} confirmed by {other}" for other in range(world)]
@@ -264,9 +284,9 @@ def join_group() -> Iterator[Ranks]:
     group = ProcessGroup(
         PrefixStore(_meet(PrefixStore(f"trifold {_joins}", _store), rank, world), _store)
     )
-    backend = (
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-    )
+    backend = "gloo"
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
         backend, store=group.store, rank=rank, world_size=world, timeout=TIMEOUT
     )

@@ -29,13 +29,16 @@ from trifold.train.checkpoint import BestValidation
 from trifold.train.data import RankShare, iterate_batches, take_share
 from trifold.train.device import agree_on_options, find_machine, keep_freed_memory
 from trifold.train.launch import join_ranks
-from trifold.train.monitor import Meter, MetricsLog, Outcome, Snapshot, StoppedBy, View, choose_view
+from trifold.train.metrics import Meter, MetricsLog
+from trifold.train.monitor import Outcome, Snapshot, StoppedBy, View, choose_view
+from trifold.train.prefetch import prefetch
 from trifold.train.preparation import Preparation, Session
-from trifold.train.ranks import Interrupted, Ranks, StopRequest, handle_signals, prefetch
+from trifold.train.ranks import Interrupted, Ranks
 from trifold.train.recovery import recover
 from trifold.train.rejected import RejectedUpdate, spike_threshold
 from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run
 from trifold.train.sharding import gather_on_first
+from trifold.train.signals import StopRequest, handle_signals
 from trifold.train.stages import pretrain
 from trifold.train.trainer import Update
 from trifold.train.validate import Validator

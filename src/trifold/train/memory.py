@@ -28,10 +28,8 @@ from trifold.train.device import Machine
 from trifold.train.parameters import count_trained
 
 RUNTIME = 450 * 2**20  # interpreter, PyTorch and compiled loops; measured
-TOKEN_BYTES, BATCH_BYTES = (
-    32,
-    2**12,
-)  # of the tensors of a batch, for each token, and of their headers
+TOKEN_BYTES = 32  # of the tensors of a batch, for each token
+BATCH_BYTES = 2**12  # of their headers
 # Bytes of optimizer state per parameter, at most.
 OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
 
@@ -77,32 +75,59 @@ def estimate_memory(
     world = machine.ranks.world
     dtype = machine.dtype
     on_cpu = machine.device.type == "cpu"
-    micro_batch = tokens if train.accumulate % world == 0 else -(-tokens // world)
+    micro_batch = tokens
+    if train.accumulate % world:  # the ranks divide each batch
+        micro_batch = -(-tokens // world)
     compiled = on_cpu and train.compile == "none" and compiled_loops() is not None
-    kept = saved_elements(config, train, micro_batch, length, compiled=compiled)
-    state = (
-        OPTIMIZER_BYTES[train.optimizer] + (4 if train.ema else 0) + (12 if train.async_save else 0)
-    )
+    elements = saved_elements(config, train, micro_batch, length, compiled=compiled)
     memory = TrainingMemory(
-        weights=(4 if dtype is torch.float32 else 4 + dtype.itemsize) * parameters
-        + 32 * position_table(config),
+        weights=_weight_bytes(dtype) * parameters + 32 * position_table(config),
         gradients=(dtype.itemsize * machine.workers + 4) * trained,
-        optimizer=(2 if dtype is torch.float64 else 1) * state * trained,
-        # On a GPU the file is built in host memory.
-        validation=((8 if on_cpu else 4) + (12 if train.average > 1 else 0)) * parameters,
-        activations=dtype.itemsize * kept,
+        optimizer=_optimizer_bytes(train, dtype) * trained,
+        validation=_validation_bytes(train, on_cpu=on_cpu) * parameters,
+        activations=dtype.itemsize * elements,
         batches=train.accumulate * (BATCH_BYTES + TOKEN_BYTES * tokens),
         runtime=RUNTIME if on_cpu else 0,
     )
     if train.sharding == "full" and world > 1:
+        # The shards of the model and of the master weights.
         memory = memory._replace(
-            weights=2
-            * memory.weights
-            // world,  # the shards of the model and of the master weights
+            weights=2 * memory.weights // world,
             gradients=2 * memory.gradients // world,
             optimizer=memory.optimizer // world,
         )
     return memory, parameters
+
+
+def _weight_bytes(dtype: torch.dtype) -> int:
+    """Bytes per parameter of the master weights and of the copy used in computations."""
+    if dtype is torch.float32:
+        return 4  # there is no copy
+    return 4 + dtype.itemsize
+
+
+def _optimizer_bytes(train: TrainSettings, dtype: torch.dtype) -> int:
+    """Bytes per trained parameter of the optimizer state and what goes with it."""
+    size = OPTIMIZER_BYTES[train.optimizer]
+    if train.ema:
+        size += 4
+    if train.async_save:
+        size += 12
+    if dtype is torch.float64:
+        size *= 2
+    return size
+
+
+def _validation_bytes(train: TrainSettings, *, on_cpu: bool) -> int:
+    """Bytes per parameter of the model that is validated, of its file, and of the mean of several
+    checkpoints.
+    """
+    size = 4
+    if on_cpu:  # on a GPU the file is built in host memory
+        size += 4
+    if train.average > 1:
+        size += 12
+    return size
 
 
 def saved_elements(
@@ -120,30 +145,31 @@ def saved_elements(
     compiled: whether the compiled loops run. Recomputed blocks save only their inputs, one block at
     a time the rest.
     """
-    mask = 1 if config.dropout and not compiled else 0  # the compiled loops redraw the mask
+    mask = int(config.dropout > 0 and not compiled)  # the compiled loops redraw the mask
     layers = 0
     recompute = train.recompute == "blocks"
     int8 = train.precision == "int8"
     saves_layers = part_of(WalkPart, config).saves_layers and not recompute
     for side, sized in config.stacks.items():
-        crosses = side == "decoder" and config.shape == "encoder-decoder"
-        kept = (
-            sum(_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers))
-            / sized.n_layers
-        )
-        kept += length if crosses else 0
+        kept_keys = [_kept_keys(sized, layer, length, side) for layer in range(sized.n_layers)]
+        kept = sum(kept_keys) / sized.n_layers
+        attentions = 1
+        if side == "decoder" and config.shape == "encoder-decoder":  # it also reads the encoder
+            kept += length
+            attentions = 2
         block = _saved_by_block(
-            sized, kept, length, mask, attentions=2 if crosses else 1, int8=int8, compiled=compiled
+            sized, kept, length, mask, attentions=attentions, int8=int8, compiled=compiled
         )
-        block += sized.d_ff if config.activation_dropout and not compiled else 0
+        if config.activation_dropout and not compiled:
+            block += sized.d_ff
         if saves_layers:
             layers += sized.n_layers * block
         else:
             layers += block + _saved_inputs(sized)
-        # The output of the stack, and the input of its final norm.
-        layers += sized.d_model * (
-            1 + mask + (_READ[config.norm] if config.norm_placement != "post" else 0)
-        )
+        saved_at_the_end = 1 + mask  # the output of the stack
+        if config.norm_placement != "post":
+            saved_at_the_end += _READ[config.norm]  # the input of its final norm
+        layers += sized.d_model * saved_at_the_end
     layers += config.d_model * part_of(BlockPart, config).saved_once(
         config, _READ[config.norm], mask
     )
@@ -198,9 +224,11 @@ def _saved_by_block(
     residuals = part_of(BlockPart, config).saved(config, attentions, _READ[config.norm], mask)
     is_packed = compiled and _is_packed(config, length)
     weights = part_of(AttentionPart, config).saved_weights(config, kept, is_packed=is_packed)
-    inner = 2 if config.gated else 1  # inputs or outputs of the activation
+    inner = 1  # inputs or outputs of the activation
+    if config.gated:
+        inner = 2
     if config.activation_dropout or int8:  # both, and the product with the gate
-        inner = 4 if config.gated else 2
+        inner *= 2
     width, more = part_of(FeedForwardPart, config).saved(config)
     residuals += more
     return (

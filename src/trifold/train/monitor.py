@@ -1,12 +1,9 @@
-"""What a run reports: on standard error, since standard output is for results, in metrics.jsonl and
-TensorBoard.
-"""
+"""What a run reports while it trains: on standard error, since standard output is for results."""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
@@ -14,11 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from trifold import disk
 from trifold.errors import wrapped
-from trifold.jsonfiles import json_line
 from trifold.scores import score_text
-from trifold.train.run_folder import RunFolder
 
 WIDTH = 80  # columns of lines for files and pipes
 MIN_WIDTH = 76  # columns that the progress bar needs
@@ -53,9 +47,8 @@ class Validated(NamedTuple):
     scores: dict[str, float]
     best: bool
     samples: Sequence[tuple[str, str | None, str]]
-    damaged: Sequence[
-        str
-    ] = ()  # an error message for each checkpoint that was left out of the average
+    # An error message for each checkpoint that was left out of the average.
+    damaged: Sequence[str] = ()
 
 
 class Outcome(NamedTuple):
@@ -104,7 +97,7 @@ class View:
         """Report that training has ended, for any reason; also called if it did not begin."""
 
 
-class Plain(View):
+class PlainView(View):
     """Lines for files and pipes: at most a step in `every` seconds; validations, announced if they
     take longer.
     """
@@ -119,7 +112,8 @@ class Plain(View):
         self._every = every
         self._clock = clock
         self._next = -math.inf
-        self._validating, self._announcement = 0, math.inf  # the step, and when to announce it
+        self._validating = 0  # the step
+        self._announcement = math.inf  # when to announce the validation
 
     def say(self, line: str) -> None:
         # sys.stderr is looked up here, so that it can be redirected later.
@@ -186,7 +180,8 @@ class LiveView(View):
     def validated(self, result: Validated) -> None:
         self._update(left="")
         first, *samples = validation_lines(result)
-        self._console.print(Text(first, style="bold green" if result.best else "bold"))
+        style = "bold green" if result.best else "bold"
+        self._console.print(Text(first, style=style))
         for line in samples:
             self._console.print(Text(line, style="dim"))
 
@@ -199,8 +194,9 @@ class LiveView(View):
 def choose_view() -> View:
     """A progress bar on a terminal that is wide enough, plain lines otherwise."""
     console = Console(stderr=True)
-    live = console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH
-    return LiveView(console) if live else Plain()
+    if console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
+        return LiveView(console)
+    return PlainView()
 
 
 def validation_lines(result: Validated) -> list[str]:
@@ -210,23 +206,30 @@ def validation_lines(result: Validated) -> list[str]:
     """
     parts = [f"step {result.step}: validation loss {result.loss:.4f}"]
     parts += [score_text(name, value) for name, value in result.scores.items()]
-    parts += ["best so far"] if result.best else []
+    if result.best:
+        parts.append("best so far")
     lines = fold(parts)
     for source, reference, output in result.samples[:SHOWN_SAMPLES]:
         if reference is None:
-            lines += [
-                "    ·",
-                *(f"    {line}" for line in f"{source}{output}".splitlines()[:SHOWN_LINES]),
-            ]
-            continue
-        verdict = "✓" if output == reference else f"(reference: {reference})"
-        line = f"    {source}  →  {output}  {verdict}"
-        lines += (
-            [line]
-            if len(line) <= WIDTH
-            else [f"    {source}", f"      →  {output}", f"      {verdict}"]
-        )
+            lines += _continuation_lines(source, output)
+        else:
+            lines += _comparison_lines(source, reference, output)
     return lines
+
+
+def _continuation_lines(prompt: str, output: str) -> list[str]:
+    """A sample without a reference: the prompt with its continuation."""
+    text_lines = f"{prompt}{output}".splitlines()
+    return ["    ·", *(f"    {line}" for line in text_lines[:SHOWN_LINES])]
+
+
+def _comparison_lines(source: str, reference: str, output: str) -> list[str]:
+    """A sample with a reference: in one line if it fits, else in three."""
+    verdict = "✓" if output == reference else f"(reference: {reference})"
+    line = f"    {source}  →  {output}  {verdict}"
+    if len(line) <= WIDTH:
+        return [line]
+    return [f"    {source}", f"      →  {output}", f"      {verdict}"]
 
 
 def fold(parts: Sequence[str]) -> list[str]:
@@ -249,7 +252,9 @@ def clock_time(seconds: float) -> str:
         return "?"
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if not hours:
+        return f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 _STYLES = {"loss": "bold", "rate": "dim", "speed": "cyan", "left": "green"}
@@ -262,114 +267,3 @@ def _format(snapshot: Snapshot) -> dict[str, Any]:
         "speed": f"{snapshot.tokens_per_second:,.0f} {snapshot.token_name}/s",
         "left": f"{clock_time(snapshot.seconds_left)} left",
     }
-
-
-# --- measurements ---------------------------------------------------------------------------------
-
-
-class Meter:
-    """The wall time of the run, and the training speed without pauses."""
-
-    def __init__(self, steps: int, seconds: float, step: int) -> None:
-        self._steps = steps
-        self._first_step = step
-        self._before = seconds
-        self._start = self._last = time.perf_counter()
-        self._tokens, self._busy = 0, 0.0  # since the last `read`
-
-    def seconds(self) -> float:
-        """Seconds since the beginning of the run, over all its sessions."""
-        return self._before + time.perf_counter() - self._start
-
-    def count(self, tokens: int) -> None:
-        """Record an update with this many tokens."""
-        self._tokens += tokens
-        self._busy += time.perf_counter() - self._last
-        self.pause()
-
-    def pause(self) -> None:
-        """Exclude the time since the last update from the speed, after a validation or a save."""
-        self._last = time.perf_counter()
-
-    def read(self, step: int, minutes: float | None) -> tuple[float, float]:
-        """Tokens per second since the last call, and the estimated seconds left."""
-        speed = self._tokens / max(self._busy, 1e-9)
-        self._tokens = 0
-        self._busy = 0.0
-        seconds_per_step = (time.perf_counter() - self._start) / max(step - self._first_step, 1)
-        left = seconds_per_step * (self._steps - step)
-        return speed, left if minutes is None else min(left, minutes * 60 - self.seconds())
-
-
-class MetricsLog:
-    """metrics.jsonl, and TensorBoard (`board`) if it is installed. `writes` is False on ranks other
-    than 0.
-    """
-
-    def __init__(
-        self, folder: RunFolder, step: int, max_lines: int | None = None, *, writes: bool = True
-    ) -> None:
-        self._folder = folder
-        self._writes = writes
-        self.lines = 0
-        self.board: Any = None
-        self._open(step, max_lines)
-
-    def _open(self, step: int, max_lines: int | None) -> None:
-        if self._writes:
-            self.lines = self._folder.truncate_metrics(step, max_lines)
-            self._file = self._folder.metrics.open("ab")
-            with suppress(ImportError):
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.board = SummaryWriter(
-                    str(self._folder.path / "tensorboard"), purge_step=step + 1
-                )
-
-    def event(self, step: int, name: str, **details: Any) -> None:
-        """Append an event: `{"step": 7, "event": "skipped", …}`."""
-        self._append({"step": step, "event": name, **details})
-
-    def _append(self, values: Mapping[str, Any]) -> None:
-        if self._writes:
-            disk.put(self._file, (json_line(values, ensure_ascii=True) + "\n").encode())
-            self._file.flush()
-            self.lines += 1
-
-    def __call__(self, step: int, values: dict[str, float]) -> None:
-        """Append a line of metrics, visible to readers at once."""
-        self._append({"step": step, **values})
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(name, value, step)
-
-    def update(self, snapshot: Snapshot, norm: float, seconds: float) -> None:
-        """Append the values of a logged step. norm: of the gradient; seconds: since the beginning
-        of the run.
-        """
-        values = {
-            "train/loss": snapshot.loss,
-            "train/lr": snapshot.learning_rate,
-            "train/gradient_norm": norm,
-            "train/tokens_per_second": snapshot.tokens_per_second,
-            "seconds": seconds,
-        }
-        self(snapshot.step, values)
-
-    def flush(self) -> None:
-        """Return when all lines are on disk, which a checkpoint relies on."""
-        if self._writes:
-            disk.flush(self._file)
-
-    def rewind(self, step: int, lines: int) -> None:
-        """Remove everything after line number `lines`: the run has returned to `step`."""
-        self.close()
-        self._open(step, lines)
-
-    def close(self) -> None:
-        """Flush to disk and close."""
-        if self._writes:
-            with self._file:
-                self.flush()
-        if self.board is not None:
-            self.board.close()

@@ -46,7 +46,9 @@ class Muon:
         self._momenta = {
             shape: zeros(len(names), *shape) for shape, names in self._by_shape.items()
         }
-        self._dtype = torch.bfloat16 if weights.low_precision else torch.float32
+        self._dtype = torch.float32  # of the orthogonalization
+        if weights.low_precision:
+            self._dtype = torch.bfloat16
         hidden = {name for names in self._by_shape.values() for name in names}
         if hidden == self._views.keys():
             raise SettingsError(
@@ -72,10 +74,9 @@ class Muon:
             updates = orthogonalize(directions, settings.muon_polynomial, settings.muon_iterations)
             scale = SCALES[settings.muon_scale](*shape)
             for name, update in zip(names, updates, strict=True):
-                own = rate * settings.muon_rate * self._weights.factors.get(name, 1.0)
-                self._views[name].mul_(1 - own * settings.weight_decay).add_(
-                    update, alpha=-(own * scale)
-                )
+                own_rate = rate * settings.muon_rate * self._weights.factors.get(name, 1.0)
+                weight = self._views[name].mul_(1 - own_rate * settings.weight_decay)
+                weight.add_(update, alpha=-(own_rate * scale))
 
     @property
     def state(self) -> dict[str, Tensor]:

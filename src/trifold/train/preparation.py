@@ -16,19 +16,20 @@ from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import NewestCheckpoint, Saver, TrainingProgress
 from trifold.train.data import TrainingData, load_data
+from trifold.train.data_files import check_same_data
 from trifold.train.device import Machine, environment
 from trifold.train.initial_weights import new_model
 from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import View
-from trifold.train.ranks import Ranks, StopRequest
+from trifold.train.ranks import Ranks
 from trifold.train.resume import (
-    check_same_data,
     check_same_labels,
     check_same_rows,
     check_same_run,
     run_identity,
 )
 from trifold.train.run_folder import IDENTITY, RunFolder
+from trifold.train.signals import StopRequest
 from trifold.train.trainer import Trainer
 
 

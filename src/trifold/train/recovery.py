@@ -17,7 +17,7 @@ from trifold.recipe import TrainSettings
 from trifold.train import checkpoint
 from trifold.train.checkpoint import TrainingProgress
 from trifold.train.data import RankShare, batches_of_all_ranks
-from trifold.train.monitor import MetricsLog
+from trifold.train.metrics import MetricsLog
 from trifold.train.preparation import Session
 from trifold.train.rejected import RejectedUpdate
 

@@ -41,7 +41,9 @@ def recipe_of_run(folder: str | Path) -> Path:
     """The recipe.yaml of a run, which may be named itself. Raises UsageError if the folder is no
     run.
     """
-    path = Path(folder) if Path(folder).name == "recipe.yaml" else Path(folder) / "recipe.yaml"
+    path = Path(folder)
+    if path.name != "recipe.yaml":
+        path = path / "recipe.yaml"
     if not path.is_file():
         raise no_run_error(path.parent)
     return path
@@ -78,9 +80,8 @@ class RunFolder:
             self._created = _missing(self.path, Path(self._lock.lock_file))
             disk.make_folder(self.path)
             warnings = self._acquire_lock()
-            self._check_files(
-                resume
-            )  # again: another process may have finished a run in the meantime
+            # Again: another process may have finished a run in the meantime.
+            self._check_files(resume)
             files = self.recipe, self.environment, self.data
             self._created += _missing(*files, self.tokenizer, self.checkpoints, self.samples)
             for folder in (self.checkpoints, self.samples):
@@ -133,11 +134,13 @@ class RunFolder:
         names -= {
             f.name for f in (self.checkpoints, self.samples) if f.is_dir() and not any(f.iterdir())
         }
-        if foreign := sorted(present & names):
-            more = ", …" if len(foreign) > 3 else ""
+        foreign = sorted(present & names)
+        if foreign:
+            listed = ", ".join(foreign[:3])
+            if len(foreign) > 3:
+                listed += ", …"
             raise UsageError(
-                f"{self.path}: contains files ({', '.join(foreign[:3])}{more}) but no "
-                "recipe.yaml, so there is no run "
+                f"{self.path}: contains files ({listed}) but no recipe.yaml, so there is no run "
                 "to continue; choose another --out"
             )
 
@@ -242,13 +245,9 @@ class RunFolder:
             disk.replace_text(self.environment, json.dumps(content, indent=2) + "\n")
 
     def _write_environment(self, content: Mapping[str, Any], *sessions: Mapping[str, Any]) -> None:
-        """Write environment.json with the sessions so far, which runs of 0.1 call "sittings", and
-        further ones.
-        """
-        before = read_object(self.environment)
-        earlier = before.get("sessions", before.get("sittings", []))
+        """Write environment.json with the sessions so far, and further ones."""
+        earlier = read_object(self.environment).get("sessions", [])
         current = {**content, "sessions": [*earlier, *sessions]}
-        current.pop("sittings", None)
         disk.replace_text(self.environment, json.dumps(current, indent=2) + "\n")
 
     def truncate_metrics(self, step: int, max_lines: int | None = None) -> int:
@@ -270,8 +269,10 @@ def _missing(*paths: Path) -> list[Path]:
 
 def _step_of(line: bytes) -> float:
     """The step of a line of metrics.jsonl; infinity if the line is incomplete or damaged."""
+    if not line.endswith(b"\n"):
+        return math.inf
     try:
-        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+        return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
 
@@ -279,7 +280,9 @@ def _step_of(line: bytes) -> float:
 def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
     content = read_json_or_none(path)
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    return content
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -295,9 +298,11 @@ def explain_resource_errors(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        name = error.filename or folder.path
+        if isinstance(name, bytes):
+            name = os.fsdecode(name)
         raise CheckpointError(
-            f"{name or folder.path}: could not be written ({error.strerror or error}); "
+            f"{name}: could not be written ({error.strerror or error}); "
             f"{disk.remedy(error)} and "
             "repeat the command with --resume auto"
         ) from error

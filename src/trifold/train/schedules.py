@@ -42,5 +42,7 @@ def decay_factor(settings: TrainSettings, step: int) -> float:
     if settings.schedule == "warmup-stable-decay":
         decayed = (step - (steps - settings.decay_steps)) / settings.decay_steps
         decayed = min(1.0, max(0.0, decayed))
-        return 1.0 - (math.sqrt(decayed) if settings.decay_form == "1-sqrt" else decayed)
+        if settings.decay_form == "1-sqrt":
+            decayed = math.sqrt(decayed)
+        return 1.0 - decayed
     return 1.0

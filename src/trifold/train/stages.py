@@ -30,12 +30,14 @@ def pretrain(
     """
     stage = recipe.pretrain or {}
     kind = recipe.task.kind
-    masked = {} if "kind" in stage.get("task", {}) else {"kind": "masked", "texts_of": kind}
-    if masked and kind not in ("classify", "tag", "answer"):
-        raise SettingsError(f"pretrain: requires task.kind classify, tag or answer, not {kind}")
+    task: dict[str, str] = {}
+    if "kind" not in stage.get("task", {}):
+        if kind not in ("classify", "tag", "answer"):
+            raise SettingsError(f"pretrain: requires task.kind classify, tag or answer, not {kind}")
+        task = {"kind": "masked", "texts_of": kind}
     values = recipe.model_dump(exclude={"pretrain", "generate"})
     labels = ModelConfig().model_dump(include={"heads", "n_labels", "label_names", "problem_type"})
-    values |= {"task": masked, "model": values["model"] | labels}
+    values |= {"task": task, "model": values["model"] | labels}
     values = _merge(values, stage)
     chosen = _merge({**recipe.chosen, "pretrain": {}}, recipe.chosen.get("pretrain") or {})
     for line in settle(values, chosen):
@@ -50,8 +52,9 @@ def pretrain(
 
 def _merge(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """The values of a recipe with those of a stage, whose groups are merged."""
-    groups = {
-        name: {**values.get(name, {}), **own} if isinstance(own, dict) else own
-        for name, own in more.items()
-    }
-    return values | groups
+    merged = dict(values)
+    for name, value in more.items():
+        if isinstance(value, dict):
+            value = {**values.get(name, {}), **value}
+        merged[name] = value
+    return merged

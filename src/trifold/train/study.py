@@ -83,8 +83,14 @@ class StudyRun(NamedTuple):
         config = read_config(self.folder.model)
         tokens = progress["tokens"]
         flops = tokens * forward_flops(config, 0, config.max_positions).training[1]
-        found = {"size": self.size, "parameters": self.parameters, "tokens": tokens, "loss": loss}
-        return found | {"flops": flops, "seconds": round(progress["seconds"], 1)}
+        return {
+            "size": self.size,
+            "parameters": self.parameters,
+            "tokens": tokens,
+            "loss": loss,
+            "flops": flops,
+            "seconds": round(progress["seconds"], 1),
+        }
 
 
 def load_study(file: Path, overrides: Sequence[str] = ()) -> StudySettings:
@@ -106,9 +112,9 @@ def plan_runs(settings: StudySettings, out: Path) -> list[StudyRun]:
     Raises SettingsError, and UsageError for too few runs and other tasks than `causal`.
     """
     runs = []
-    for size, own in settings.sizes.items():
-        keys = {key if "." in key else f"model.{key}": value for key, value in _flat(own).items()}
-        chosen = load_recipe(settings.recipe, _flat(settings.settings) | keys)
+    for size, model_settings in settings.sizes.items():
+        overrides = _flat(settings.settings) | _size_overrides(model_settings)
+        chosen = load_recipe(settings.recipe, overrides)
         if chosen.task.kind != "causal":
             raise UsageError(
                 f"{settings.recipe}: a study requires task.kind causal, not {chosen.task.kind}"
@@ -117,9 +123,9 @@ def plan_runs(settings: StudySettings, out: Path) -> list[StudyRun]:
         count = sum(part.parameters for part in parts if not part.name.endswith(NOT_COUNTED))
         for tokens in settings.tokens:
             steps = math.ceil(tokens / chosen.batch.tokens / chosen.train.accumulate)
-            warmup = (
-                chosen.train.warmup if settings.warmup is None else round(settings.warmup * steps)
-            )
+            warmup = chosen.train.warmup
+            if settings.warmup is not None:
+                warmup = round(settings.warmup * steps)
             changes = {"steps": steps, "warmup": warmup, "minutes": None, "patience": None}
             recipe = changed(chosen, {f"train.{key}": value for key, value in changes.items()})
             runs.append(StudyRun(size, count, tokens, recipe, RunFolder(out / size / str(tokens))))
@@ -127,9 +133,22 @@ def plan_runs(settings: StudySettings, out: Path) -> list[StudyRun]:
     return sorted(runs, key=lambda run: run.parameters * run.tokens)
 
 
+def _size_overrides(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a size as dotted keys; keys without a dot are of `model`."""
+    overrides = dict[str, Any]()
+    for key, value in _flat(settings).items():
+        if "." not in key:
+            key = f"model.{key}"
+        overrides[key] = value
+    return overrides
+
+
 def _flat(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Nested groups of keys as dotted keys."""
-    found = dict[str, Any]()
+    flat = dict[str, Any]()
     for key, value in values.items():
-        found |= _flat(value, f"{at}{key}.") if isinstance(value, Mapping) else {at + key: value}
-    return found
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{at}{key}.")
+        else:
+            flat[at + key] = value
+    return flat

@@ -21,9 +21,8 @@ from trifold.train.monitor import Validated
 from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
 
-ESCAPES = str.maketrans(
-    {"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
-)  # in the cells of a table
+# In the cells of a table.
+ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"})
 
 
 class Validator:
@@ -51,14 +50,15 @@ class Validator:
         an interruption do not count, so that a resumed run averages what an uninterrupted one does.
         """
         settings = self.data.recipe.train
-        earlier = checkpoint.regular_checkpoints(self.folder.checkpoints, settings.save_every)
-        earlier = [path for path in earlier if checkpoint.step_of(path) < step][
-            -(settings.average - 1) :
-        ]
-        if settings.average == 1 or not earlier:
+        if settings.average == 1:
             return current, []
-        mean, rejected = mean_weights(earlier)
-        share = 1 / (len(earlier) - len(rejected) + 1)
+        regular = checkpoint.regular_checkpoints(self.folder.checkpoints, settings.save_every)
+        earlier = [path for path in regular if checkpoint.step_of(path) < step]
+        if not earlier:
+            return current, []
+        averaged = earlier[-(settings.average - 1) :]
+        mean, rejected = mean_weights(averaged)
+        share = 1 / (len(averaged) - len(rejected) + 1)
         weights = {
             name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.items()
         }
@@ -75,12 +75,7 @@ class Validator:
         """
         weights, damaged = self.averaged(step, current)
         weights = self.data.objective.saved_weights(weights)
-        self.weights = weights
-        lora = self.data.recipe.train.lora
-        if lora is not None:
-            weights = merge(weights, lora.scale)
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(weights[name])
+        self._load(weights)
         data = self.data
         recipe = self.data.recipe
         context = EvalContext(
@@ -91,28 +86,39 @@ class Validator:
             result = data.objective.evaluate(self.model, data.bundle.valid, data.valid, context)
         except Interrupted:
             if best.score is None:  # there is no other model to use
-                self.save_model()
+                self.save_model(weights)
             raise
         is_best = best.is_beaten(result.value, result.loss)
         if is_best:
-            self.save_model()
+            self.save_model(weights)
+            best = BestValidation(result.value, step, loss=result.loss)
+        else:
+            best = best._replace(since=best.since + 1)
         self._write_samples(step, result)
-        later = best._replace(since=best.since + 1)
-        best = BestValidation(result.value, step, loss=result.loss) if is_best else later
         samples = list(result.samples[: recipe.train.samples])
         return Validated(step, result.loss, result.scores, is_best, samples, damaged), best
 
-    def save_model(self) -> None:
-        """Write the weights, config and tokenizers as a Hugging Face folder, and its adapters alone
-        to adapter/.
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        """Copy weights to the model; adapters are added to the matrices that they change."""
+        lora = self.data.recipe.train.lora
+        if lora is not None:
+            weights = merge(weights, lora.scale)
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+
+    def save_model(self, weights: dict[str, Tensor]) -> None:
+        """Write the weights, config and tokenizers as a Hugging Face folder, and the adapters among
+        `weights` alone to adapter/.
         """
-        generation = self.data.recipe.generate.model_dump()
+        recipe = self.data.recipe
+        generation = recipe.generate.model_dump()
         save_model(self.folder.model, self.model, generation=generation)
         self.data.objective.save(self.folder.model)
-        if (lora := self.data.recipe.train.lora) is not None:
+        lora = recipe.train.lora
+        if lora is not None:
             adapter = self.folder.path / "adapter"
-            base = self.data.recipe.start_from or ""
-            save_adapter(adapter, base, self.data.config, lora, self.weights, self.trained)
+            base = recipe.start_from or ""
+            save_adapter(adapter, base, self.data.config, lora, weights, self.trained)
             self.data.objective.save(adapter)
 
     def _write_samples(self, step: int, result: Evaluation) -> None:
@@ -121,15 +127,18 @@ class Validator:
         """
         if not (result.samples or result.signatures):
             return
-        rows = (
-            [cell.translate(ESCAPES) for cell in each if cell is not None]
-            for each in result.samples
-        )
-        has_reference = any(sample.reference is not None for sample in result.samples)
-        header = "source\treference\tours" if has_reference else "prompt\tours"
-        scores = result.signatures or [score_text(*each) for each in result.scores.items()]
+        header = "prompt\tours"
+        if any(sample.reference is not None for sample in result.samples):
+            header = "source\treference\tours"
+        rows = [
+            "\t".join(cell.translate(ESCAPES) for cell in sample if cell is not None)
+            for sample in result.samples
+        ]
+        scores = result.signatures or [
+            score_text(name, value) for name, value in result.scores.items()
+        ]
         path = self.folder.samples / f"step-{step:08d}.tsv"
-        disk.replace_text(path, "\n".join([header, *map("\t".join, rows)]) + "\n")
+        disk.replace_text(path, "\n".join([header, *rows]) + "\n")
         disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
 
 
@@ -146,8 +155,10 @@ def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
             rejected.append(str(error))
             continue
         for name, value in weights.items():
-            total[name] = total[name].add_(value) if name in total else value.double()
+            if name in total:
+                total[name] += value
+            else:
+                total[name] = value.double()
     intact = len(paths) - len(rejected)
-    return {
-        name: (value / intact).to(weights[name].dtype) for name, value in total.items()
-    }, rejected
+    mean = {name: (value / intact).to(weights[name].dtype) for name, value in total.items()}
+    return mean, rejected

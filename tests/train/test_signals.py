@@ -16,9 +16,10 @@ from tests.train.runs import TINY, InterruptingView, events_of, lines_of
 
 from trifold.cli import main
 from trifold.errors import DataError
-from trifold.train import checkpoint, preparation, ranks
+from trifold.train import checkpoint, preparation, signals
 from trifold.train.launch import join_ranks
-from trifold.train.ranks import SINGLE, Interrupted, StopRequest
+from trifold.train.ranks import SINGLE, Interrupted
+from trifold.train.signals import StopRequest
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ class TwiceInterruptingView(InterruptingView):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)])
 def test_second_signal_ends_the_process_at_once(run, monkeypatch, number, code):
-    monkeypatch.setattr(ranks, "REPEAT_INTERVAL", 0.0)
+    monkeypatch.setattr(signals, "REPEAT_INTERVAL", 0.0)
     with pytest.raises(KeyboardInterrupt if code is None else SystemExit) as ended:
         run(view=TwiceInterruptingView(3, number))
     assert code is None or ended.value.code == code

@@ -16,13 +16,8 @@ import pytest
 from trifold.data import FileDigest
 from trifold.errors import DataError
 from trifold.recipe import load_recipe
-from trifold.train.resume import (
-    changed_files,
-    check_same_data,
-    check_same_labels,
-    data_digest,
-    data_files,
-)
+from trifold.train.data_files import changed_files, check_same_data, data_digest, data_files
+from trifold.train.resume import check_same_labels
 from trifold.train.run_folder import RunFolder
 
 
