@@ -32,7 +32,7 @@ from trifold.train.launch import join_ranks
 from trifold.train.metrics import Meter, MetricsLog
 from trifold.train.monitor import Outcome, Snapshot, StoppedBy, View, choose_view
 from trifold.train.prefetch import prefetch
-from trifold.train.preparation import Preparation, Session
+from trifold.train.preparation import Preparation, TrainingSession
 from trifold.train.ranks import Interrupted, Ranks
 from trifold.train.recovery import recover
 from trifold.train.rejected import RejectedUpdate, spike_threshold
@@ -149,7 +149,7 @@ def _interrupted_outcome(folder: RunFolder, view: View, stop: StopRequest) -> Ou
     return Outcome(folder.path, step, 0.0, {}, "signal", stop.exit_code)
 
 
-def _train_session(session: Session) -> Outcome:
+def _train_session(session: TrainingSession) -> Outcome:
     """Train until steps, minutes, patience or a signal end it; the end is saved and validated."""
     folder = session.folder
     ranks = session.ranks
@@ -182,7 +182,7 @@ def _train_session(session: Session) -> Outcome:
 class Run:
     """The steps of one session of a run on one rank."""
 
-    def __init__(self, session: Session, log: MetricsLog) -> None:
+    def __init__(self, session: TrainingSession, log: MetricsLog) -> None:
         self.session = session
         self.settings = session.recipe.train
         self.folder = session.folder

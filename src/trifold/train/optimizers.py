@@ -42,15 +42,14 @@ def check_state(optimizer: str, expected: Collection[str], saved: Collection[str
     """Raises CheckpointError if the saved names differ from those that the optimizer expects."""
     if set(expected) == set(saved):
         return
-    found = {name.partition(".")[0] for name in saved} - {"ema"}
-    owners = [name for name, kinds in STATE_KINDS.items() if kinds == found]
+    saved_kinds = {name.partition(".")[0] for name in saved} - {"ema"}
+    owners = [name for name, kinds in STATE_KINDS.items() if kinds == saved_kinds]
     owner = " or ".join(owners or ["an unknown optimizer"])
-    if found == STATE_KINDS[optimizer]:
+    if saved_kinds == STATE_KINDS[optimizer]:
         owner += " for other parameters"
     differing = sorted(set(expected) ^ set(saved))
     raise CheckpointError(
         f"the checkpoint contains the state of {owner}, but train.optimizer is {optimizer} "
-        f"({len(differing):,} names "
-        f"differ, such as {differing[0]}); continue with the original recipe, or start another "
-        "run with --out"
+        f"({len(differing):,} names differ, such as {differing[0]}); continue with the original "
+        "recipe, or start another run with --out"
     )

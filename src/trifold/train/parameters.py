@@ -16,6 +16,8 @@ from trifold.nn.lora import AdaptedLinear, LoRASettings
 from trifold.recipe import TrainSettings
 from trifold.settings import nearest
 
+ADAPTED = (".q_proj", ".v_proj", ".kv_down")  # the layers with adapters by default
+
 
 def freeze(model: Transformer, patterns: Sequence[str]) -> None:
     """Exclude the parameters that a pattern matches, by their name or by that of a part they belong
@@ -32,15 +34,15 @@ def freeze(model: Transformer, patterns: Sequence[str]) -> None:
 
 def _select(key: str, patterns: Sequence[str], names: Collection[str]) -> set[str]:
     """The names of which a pattern matches the whole, or some of the parts between dots."""
-    found: set[str] = set()
+    selected: set[str] = set()
     for pattern in patterns:
         matching = {name for name in names if fnmatchcase(f".{name}.", f"*.{pattern}.*")}
         if not matching:
             known = {part for name in names for part in name.split(".")}
             near = nearest(pattern, [*known])
             raise SettingsError(f"{key}: no part of the model matches {pattern!r}{near}")
-        found |= matching
-    return found
+        selected |= matching
+    return selected
 
 
 def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str]) -> None:
@@ -49,11 +51,16 @@ def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("heads.") or name in new)
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, Linear) and ".blocks." in n}
-    found = settings.targets and _select("train.lora.targets", settings.targets, layers)
-    for name in sorted(
-        found or [n for n in layers if n.endswith((".q_proj", ".v_proj", ".kv_down"))]
-    ):
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and ".blocks." in name
+    }
+    if settings.targets:
+        targets = _select("train.lora.targets", settings.targets, layers)
+    else:
+        targets = {name for name in layers if name.endswith(ADAPTED)}
+    for name in sorted(targets):
         layer: Any = layers[name]
         layer.__class__ = AdaptedLinear
         layer.adapt(settings)

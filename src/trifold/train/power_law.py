@@ -67,8 +67,8 @@ def fit(
         constant = share * np.exp(target.min())
         power = np.log((np.exp(target.mean()) - constant) / 2)
         starts.append([power, power, np.log(constant), alpha, beta, 0.0])
-    found, cost = _minimize(logs, target, np.array(starts))
-    best = found[[cost.argmin()]]
+    minima, cost = _minimize(logs, target, np.array(starts))
+    best = minima[[cost.argmin()]]
     rng = np.random.default_rng(1)
     rows = list[Any]()
     while len(rows) < resamples:
@@ -76,8 +76,9 @@ def fit(
         # A resample that does not determine the parameters is drawn again.
         if len({*drawn}) > 4 and all(len({*column}) > 2 for column in values[drawn].T):
             rows.append(drawn)
-    found, _ = _minimize(logs[rows], target[rows], best.repeat(resamples, 0))
-    log_a, log_b, log_e, alpha, beta, _ = np.concatenate([best, found]).T
+    resampled, _ = _minimize(logs[rows], target[rows], best.repeat(resamples, 0))
+    # Row 0 is the estimate, the others are those of the resamples.
+    log_a, log_b, log_e, alpha, beta, _ = np.concatenate([best, resampled]).T
     named = {
         "E": np.exp(log_e),
         "A": np.exp(log_a + alpha * mean[0]),
@@ -85,10 +86,11 @@ def fit(
     }
     named |= {"alpha": alpha, "beta": beta, "a": beta / (alpha + beta)}
     limits = {
-        name: tuple(np.percentile(each[1:], [2.5, 97.5]).tolist()) for name, each in named.items()
+        name: tuple(np.percentile(column[1:], [2.5, 97.5]).tolist())
+        for name, column in named.items()
     }
     error = float(np.abs(_predict(best, logs)[0] - target).mean())
-    return Law({name: float(each[0]) for name, each in named.items()}, limits, error)
+    return Law({name: float(column[0]) for name, column in named.items()}, limits, error)
 
 
 def _predict(points: Array, logs: Array) -> tuple[Array, Array]:
@@ -106,10 +108,10 @@ def _minimize(logs: Array, target: Array, points: Array) -> tuple[Array, Array]:
     trial = points
     for _ in range(ITERATIONS):
         size = np.abs(_predict(trial, logs)[0] - target)
-        found = np.where(size < DELTA, size**2 / 2, DELTA * (size - DELTA / 2)).sum(1)
-        better = found < cost
+        trial_cost = np.where(size < DELTA, size**2 / 2, DELTA * (size - DELTA / 2)).sum(1)
+        better = trial_cost < cost
         points = np.where(better[:, None], trial, points)
-        cost = np.minimum(found, cost)
+        cost = np.minimum(trial_cost, cost)
         damping = np.clip(damping * np.where(better, 0.3, 4.0), 1e-9, 1e9)
         predicted, slopes = _predict(points, logs)
         errors = predicted - target

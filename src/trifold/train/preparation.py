@@ -34,7 +34,7 @@ from trifold.train.trainer import Trainer
 
 
 @dataclass(frozen=True)
-class Session:
+class TrainingSession:
     """What the steps of a run work with, on one rank.
 
     progress: the position at which the session begins. identity: recorded in each checkpoint.
@@ -72,7 +72,7 @@ class Preparation:
     resume: bool
     data_changed: bool
 
-    def prepare(self, resources: ExitStack) -> Session:
+    def prepare(self, resources: ExitStack) -> TrainingSession:
         """Everything up to the first step; `resources` closes what the session holds.
 
         Raises TrifoldError, and Interrupted after a signal. A new run that fails leaves no files.
@@ -92,7 +92,7 @@ class Preparation:
             resources.callback(saver.close)
             progress = self._restore(data, trainer)
             trainer.broadcast_weights()
-        return Session(
+        return TrainingSession(
             recipe=self.recipe,
             folder=self.folder,
             ranks=self.ranks,

@@ -18,7 +18,7 @@ from trifold.train import checkpoint
 from trifold.train.checkpoint import TrainingProgress
 from trifold.train.data import RankShare, batches_of_all_ranks
 from trifold.train.metrics import MetricsLog
-from trifold.train.preparation import Session
+from trifold.train.preparation import TrainingSession
 from trifold.train.rejected import RejectedUpdate
 
 
@@ -26,7 +26,7 @@ def recover(
     rejected: RejectedUpdate,
     share: RankShare,
     progress: TrainingProgress,
-    session: Session,
+    session: TrainingSession,
     log: MetricsLog,
 ) -> TrainingProgress:
     """The position after a rejected update of the batches in `share`. All ranks call this. Raises
@@ -49,7 +49,7 @@ def _decide(
     rejected: RejectedUpdate,
     share: RankShare,
     progress: TrainingProgress,
-    session: Session,
+    session: TrainingSession,
     log: MetricsLog,
 ) -> tuple[dict[str, str], str | None]:
     """Rank 0: the details for the log, and the name of the checkpoint to return to, if any."""
@@ -84,7 +84,7 @@ def _decide(
 
 
 def _rewind(
-    session: Session, saved: Path, current: TrainingProgress, position: tuple[int, int]
+    session: TrainingSession, saved: Path, current: TrainingProgress, position: tuple[int, int]
 ) -> TrainingProgress:
     """Restore weights, optimizer and step from a checkpoint; the data continues from `position`."""
     state = checkpoint.load(saved)
