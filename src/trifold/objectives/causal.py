@@ -43,10 +43,8 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
 TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
-ROUTERS = {
-    "balance": 0.01,
-    "router_z": 0.001,
-}  # default weights (Fedus et al. 2022, Zoph et al. 2022)
+# Default weights (Fedus et al. 2022, Zoph et al. 2022).
+ROUTERS = {"balance": 0.01, "router_z": 0.001}
 _SCAN = 1 << 20  # document starts that are read at once
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 
@@ -72,8 +70,7 @@ class CausalSettings(ObjectiveSettings):
         None,
         ge=0,
         description="models with experts: weight of the loss that makes experts equally "
-        "frequent in each row; default: "
-        "0.01",
+        "frequent in each row; default: 0.01",
     )
     router_z_loss: float | None = Field(
         None,
@@ -101,22 +98,21 @@ class CausalSettings(ObjectiveSettings):
         """The loss of the routers of a model, with the weights of the literature where the settings
         give none.
         """
-        given = (
-            {"balance": self.balance_loss, "router_z": self.router_z_loss}
-            if config.expert_layers
-            else {}
-        )
-        weights = {
-            name: ROUTERS[name] if weight is None else weight for name, weight in given.items()
-        }
+        if not config.expert_layers:
+            return RouterLoss({}, 0)
+        given = {"balance": self.balance_loss, "router_z": self.router_z_loss}
+        weights = ROUTERS | {name: weight for name, weight in given.items() if weight is not None}
         return RouterLoss(
             {name: weight for name, weight in weights.items() if weight}, config.expert_layers
         )
 
     def build(self, context: BuildContext) -> TaskBundle:
         context.require_data()
-        build = self._read_into_memory if context.data.cache is None else self._open_cache
-        objective, train, valid, name = build(context)
+        if context.data.cache is None:
+            loaded = self._read_into_memory(context)
+        else:
+            loaded = self._open_cache(context)
+        objective, train, valid, name = loaded
         tokenizer = objective.tokenizer
         width = objective.width
         redraws = context.data.cut == "windows"
@@ -134,74 +130,50 @@ class CausalSettings(ObjectiveSettings):
             objective, context.config_for(tokenizer), train, valid, lambda _epoch: redraws
         )
 
-    def _read_into_memory(self, context: BuildContext) -> tuple[Causal, Any, EncodedDocuments, str]:
-        """The objective, training text, validation text and the name of the latter."""
+    def _read_into_memory(self, context: BuildContext) -> LoadedTexts:
+        """Training and validation text in memory."""
         train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
         objective = Causal(self, tokenizer, context.width, self.router_loss(context.model))
-        corpus = objective.encode(train.texts)._replace(cut=context.data.cut)
+        documents = objective.encode(train.texts)._replace(cut=context.data.cut)
         name = train.report.name
-        lengths = corpus.tokens.lengths
+        lengths = documents.tokens.lengths
         if empty := int(np.count_nonzero(lengths == 0)):
             context.report(f"{name}: {empty:,} documents without a token: left out")
         for line in (
-            *describe_long(lengths, lengths - 1 > objective.width, objective.width, corpus.cut),
-            *self._describe_unlabelled(corpus.tokens.starts),
-            *_describe_unknown(tokenizer, corpus),
+            *describe_long(lengths, lengths - 1 > objective.width, objective.width, documents.cut),
+            *self._describe_unlabelled(documents.tokens.starts),
+            *_describe_unknown(tokenizer, documents),
         ):
             context.report(f"{name}: {line}")
-        return objective, corpus, objective.encode(valid.texts), valid.report.name
+        return LoadedTexts(objective, documents, objective.encode(valid.texts), valid.report.name)
 
-    def _open_cache(self, context: BuildContext) -> tuple[Causal, Any, EncodedDocuments, str]:
+    def _open_cache(self, context: BuildContext) -> LoadedTexts:
         """As `_read_into_memory`, with the training text in a cache on disk, which is created if it
         does not exist.
         """
         data = context.data
-        source = context.data.train
-        seed = context.seed
-        report = context.report
-        assert source is not None
         if data.cut == "drop":
             raise SettingsError(
                 "data.cut: drop is not supported with data.cache; use pieces or windows"
             )
         side: Side = "train" if data.holdout else "all"
-
-        def sample() -> list[str]:
-            texts = sample_documents(source, data, TRAINED_ON, side=side, seed=seed)
-            report(
-                f"tokenizer: trained on {sum(map(len, texts)):,} characters of {len(texts):,} "
-                "documents"
-            )
-            return texts
-
-        def encode(texts: Sequence[str]) -> tuple[NDArray[np.integer], NDArray[np.int64], int]:
-            corpus = objective.encode(texts)
-            return corpus.tokens.ids, corpus.tokens.lengths, corpus.bytes
-
-        def open_side(side: Side) -> TokenCache:
-            cache = open_tokens(source, data, encoder, side=side, seed=seed, report=report)
-            report(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")
-            if cache.empty:
-                report(f"{cache.report.name}: {cache.empty:,} documents without a token: left out")
-            return cache
-
-        tokenizer = context.load_or_train_tokenizer(sample, prepend_bos=self.begin)
+        tokenizer = context.load_or_train_tokenizer(
+            lambda: _sample_texts(context, side), prepend_bos=self.begin
+        )
         objective = Causal(self, tokenizer, context.width, self.router_loss(context.model))
-        key = f"causal begin={self.begin} end={self.end} bytes=3"  # 3: version of the byte count
-        encoder = Encoder(encode, f"{key} {tokenizer.encoding_digest}", tokenizer.vocab_size)
-        train = open_side(side)
+        train = _open_side(context, objective, side)
         for line in self._describe_unlabelled(train.starts):
-            report(f"{train.report.name}: {line}")
-        if data.valid is not None:
-            documents = read_documents(
-                data.valid, data.model_copy(update={"cache": None}), split="valid"
-            )
-            report(str(documents.report))
-            return objective, train, objective.encode(documents.texts), documents.report.name
-        valid = open_side("valid")
-        tokens = Ragged(valid.ids[:].astype(np.int32), valid.starts[:])
-        return objective, train, EncodedDocuments(tokens, valid.bytes), valid.report.name
+            context.report(f"{train.report.name}: {line}")
+        if data.valid is None:
+            valid = _open_side(context, objective, "valid")
+            tokens = Ragged(valid.ids[:].astype(np.int32), valid.starts[:])
+            documents = EncodedDocuments(tokens, valid.bytes)
+            return LoadedTexts(objective, train, documents, valid.report.name)
+        in_memory = data.model_copy(update={"cache": None})
+        texts = read_documents(data.valid, in_memory, split="valid")
+        context.report(str(texts.report))
+        return LoadedTexts(objective, train, objective.encode(texts.texts), texts.report.name)
 
     def _describe_unlabelled(self, starts: Any) -> Iterator[str]:
         """Lines about tokens that are never labels, however the documents are split."""
@@ -216,16 +188,41 @@ class CausalSettings(ObjectiveSettings):
             yield f"{short:,} documents of a single token: no label in them"
 
 
+def _sample_texts(context: BuildContext, side: Side) -> list[str]:
+    """Documents from all over the text of a cache, for a new tokenizer. Reports their size."""
+    data = context.data
+    assert data.train is not None
+    texts = sample_documents(data.train, data, TRAINED_ON, side=side, seed=context.seed)
+    context.report(
+        f"tokenizer: trained on {sum(map(len, texts)):,} characters of {len(texts):,} documents"
+    )
+    return texts
+
+
+def _open_side(context: BuildContext, objective: Causal, side: Side) -> TokenCache:
+    """The training or the held-out side of a cache. Reports its size."""
+    data = context.data
+    report = context.report
+    assert data.train is not None
+    cache = open_tokens(
+        data.train, data, objective.encoder, side=side, seed=context.seed, report=report
+    )
+    report(f"{cache.report}, {len(cache.ids):,} tokens in {cache.folder}")
+    if cache.empty:
+        report(f"{cache.report.name}: {cache.empty:,} documents without a token: left out")
+    return cache
+
+
 def _count_single_tokens(starts: Any) -> int:
     """Documents of one token. The starts may not fit into memory and are read in parts."""
     parts = (starts[first : first + _SCAN + 1] for first in range(0, len(starts) - 1, _SCAN))
     return sum(int(np.count_nonzero(np.diff(part) == 1)) for part in parts)
 
 
-def _describe_unknown(tokenizer: Tokenizer, corpus: EncodedDocuments) -> Iterator[str]:
-    if count := count_unknown(tokenizer, corpus.tokens.ids):
+def _describe_unknown(tokenizer: Tokenizer, documents: EncodedDocuments) -> Iterator[str]:
+    if count := count_unknown(tokenizer, documents.tokens.ids):
         unknown = tokenizer.names["unk_token"]
-        total = len(corpus.tokens.ids)
+        total = len(documents.tokens.ids)
         yield f"{count:,} of {total:,} tokens are unknown: input and label are {unknown}"
 
 
@@ -242,6 +239,17 @@ class EncodedDocuments(NamedTuple):
     tokens: Ragged
     bytes: int
     cut: Cut = "pieces"
+
+
+class LoadedTexts(NamedTuple):
+    """The text of an experiment and the objective that reads it. train: in memory, or in a cache on
+    disk. name: that of the validation text.
+    """
+
+    objective: Causal
+    train: EncodedDocuments | TokenCache
+    valid: EncodedDocuments
+    name: str
 
 
 @dataclass(frozen=True)
@@ -290,28 +298,49 @@ class Causal(Objective):
         self.width = width
         self.routers = routers or RouterLoss({}, 0)
         self.before = [tokenizer.required("bos")] if settings.begin else []
-        self.save_options = {
-            "prepend_bos": settings.begin
-        }  # other programs begin a text in the same way
+        # Other programs begin a text in the same way.
+        self.save_options = {"prepend_bos": settings.begin}
 
     def encode(self, texts: Sequence[str]) -> EncodedDocuments:
         """Documents as tokens, with <s> and </s> as the settings specify."""
         after = [self.tokenizer.required("eos")] if self.settings.end else []
         encoded = self.tokenizer.encode(texts)
+        tokens = Ragged.of([[*self.before, *ids, *after] for ids in encoded])
+        return EncodedDocuments(tokens, self._count_bytes(texts, encoded))
+
+    def _count_bytes(self, texts: Sequence[str], encoded: Sequence[Sequence[int]]) -> int:
+        """UTF-8 bytes of the texts that the labels stand for."""
         # Tokenizers may lose capitals or repeated spaces, which are not predicted, or insert
         # spaces.
         decoded = self.tokenizer.decode(encoded)
-        size = sum(
-            min(len(each.encode()) for each in pair) for pair in zip(texts, decoded, strict=True)
-        )
-        if not self.before:  # the first token of a document is not predicted
-            alone = self.tokenizer.decode([ids[:1] for ids in encoded])
-            for text, ids, first in zip(texts, encoded, alone, strict=True):
-                if ids:
-                    size -= _first_token_bytes(
-                        text, str(self.tokenizer.library.id_to_token(ids[0])), first
-                    )
-        return EncodedDocuments(Ragged.of([[*self.before, *ids, *after] for ids in encoded]), size)
+        size = 0
+        for text, copy in zip(texts, decoded, strict=True):
+            size += min(len(text.encode()), len(copy.encode()))
+        if self.before:
+            return size
+        # The first token of a document is not predicted.
+        alone = self.tokenizer.decode([ids[:1] for ids in encoded])
+        for text, ids, first in zip(texts, encoded, alone, strict=True):
+            if ids:
+                token = str(self.tokenizer.library.id_to_token(ids[0]))
+                size -= _first_token_bytes(text, token, first)
+        return size
+
+    @property
+    def encoder(self) -> Encoder:
+        """How a cache encodes its text, with a key that names all that the tokens depend on."""
+        settings = self.settings
+        digest = self.tokenizer.encoding_digest
+        # 3: version of the byte count.
+        key = f"causal begin={settings.begin} end={settings.end} bytes=3 {digest}"
+        return Encoder(self._encode_for_cache, key, self.tokenizer.vocab_size)
+
+    def _encode_for_cache(
+        self, texts: Sequence[str]
+    ) -> tuple[NDArray[np.integer], NDArray[np.int64], int]:
+        """The tokens of documents, concatenated; their lengths; and their bytes."""
+        documents = self.encode(texts)
+        return documents.tokens.ids, documents.tokens.lengths, documents.bytes
 
     def examples(
         self, rows: EncodedDocuments | TokenCache, draw: int | None = None
@@ -328,7 +357,9 @@ class Causal(Objective):
         in padding.
         """
         chunks = examples.select(rows)
-        sizes = chunks.sizes if width is None else np.minimum(chunks.sizes, width)
+        sizes = chunks.sizes
+        if width is not None:
+            sizes = np.minimum(sizes, width)
         indices = positions(chunks.starts, sizes)
         inputs, packing = pack(
             examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False
@@ -368,11 +399,15 @@ class Causal(Objective):
         if not len(prompts):
             return []
         config = _sampling(context.generation, context.seed)
-        found = generate_rows(model, prompts, config, codec=self.tokenizer, poll=context.poll)
+        continuations = generate_rows(
+            model, prompts, config, codec=self.tokenizer, poll=context.poll
+        )
         starts = prompts.tolist()
         texts = self.tokenizer.decode(starts)
         # Prompt and output are decoded together, because a space may join them.
-        outputs = [start + best[0].tokens for start, best in zip(starts, found, strict=True)]
+        outputs = [
+            start + best[0].tokens for start, best in zip(starts, continuations, strict=True)
+        ]
         pairs = zip(texts, self.tokenizer.decode(outputs), strict=True)
         return [Sample(text, None, full[len(text) :]) for text, full in pairs]
 
@@ -420,7 +455,9 @@ def _sampling(config: GenerationConfig, seed: int) -> GenerationConfig:
     options = config.model_dump(exclude_unset=True)
     searches = config.num_beams > 1 or config.penalty_alpha is not None or config.do_sample is False
     if not searches:
-        options |= {"do_sample": True, "seed": seed if config.seed is None else config.seed}
+        options["do_sample"] = True
+        if config.seed is None:
+            options["seed"] = seed
     if config.max_new_tokens is None and config.max_length is None:
         options["max_new_tokens"] = SAMPLE_LENGTH
     return GenerationConfig.parse(options)

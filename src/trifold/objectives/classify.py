@@ -283,6 +283,16 @@ class Classify(LabelledObjective):
 
     # --- loss, scores -----------------------------------------------------------------------------
 
+    def counts(self, batch: Batch) -> dict[str, int]:
+        counts = super().counts(batch)
+        if self.settings.r_drop:
+            counts["r_drop"] = batch.tokens
+        return counts
+
+    def logits(self, model: Transformer, batch: Batch) -> Tensor:
+        """(B, C)."""
+        return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
+
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         if self.problem == REGRESSION:
             return {"tokens": self._regression_loss(self.logits(model, batch), batch)}
@@ -307,12 +317,6 @@ class Classify(LabelledObjective):
         error = F.mse_loss(outputs[:, 0], (batch.labels - mean) / deviation, reduction="sum")
         return LossTerm(error, batch.tokens, nll=error.detach() * deviation**2)
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        counts = super().counts(batch)
-        if self.settings.r_drop:
-            counts["r_drop"] = batch.tokens
-        return counts
-
     def nll(
         self, logits: Tensor, batch: Batch, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
@@ -328,10 +332,6 @@ class Classify(LabelledObjective):
         if weights is not None:
             weights = weights.to(logits)
         return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
-
-    def logits(self, model: Transformer, batch: Batch) -> Tensor:
-        """(B, C)."""
-        return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
         """Labels, predictions and their probabilities, and the number of labels that the model
@@ -365,35 +365,6 @@ class Classify(LabelledObjective):
             values["f1"] = binary_f1(score.table)  # also with other labels in the data
         return {name: values[name] for name in SCORES[self.problem] if name in values}
 
-    def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights, with the scale in the head."""
-        outputs = self._find_outputs(weights)
-        deviation = self.scale.deviation
-        return weights | {
-            name: weights[name] * deviation + shift for name, shift in outputs.items()
-        }
-
-    def trained_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        outputs = self._find_outputs(weights)
-        deviation = self.scale.deviation
-        return weights | {
-            name: (weights[name] - shift) / deviation for name, shift in outputs.items()
-        }
-
-    def _find_outputs(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
-        """The names of the tensors of the last layer -> what the scale adds to them."""
-        shifts = {_WEIGHT: 0.0, _BIAS: self.scale.mean}
-        return {name: shift for name, shift in shifts.items() if name in weights}
-
-    def state(self) -> dict[str, Any]:
-        if self.problem != REGRESSION:
-            return {}
-        return {"scale": self.scale._asdict()}
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore the scale, which other rows may have changed; earlier runs have none."""
-        self.scale = Scale(**saved.get("scale", {}))
-
     def compute_scores(self, run: EvalRun) -> Evaluation:
         outputs, sure = (
             run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences")
@@ -424,3 +395,34 @@ class Classify(LabelledObjective):
         if self.problem == SINGLE:
             return str(names[output])
         return ", ".join(name for name, applies in zip(names, output, strict=True) if applies)
+
+    # --- saved weights ----------------------------------------------------------------------------
+
+    def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights, with the scale in the head."""
+        outputs = self._find_outputs(weights)
+        deviation = self.scale.deviation
+        return weights | {
+            name: weights[name] * deviation + shift for name, shift in outputs.items()
+        }
+
+    def trained_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs = self._find_outputs(weights)
+        deviation = self.scale.deviation
+        return weights | {
+            name: (weights[name] - shift) / deviation for name, shift in outputs.items()
+        }
+
+    def _find_outputs(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
+        """The names of the tensors of the last layer -> what the scale adds to them."""
+        shifts = {_WEIGHT: 0.0, _BIAS: self.scale.mean}
+        return {name: shift for name, shift in shifts.items() if name in weights}
+
+    def state(self) -> dict[str, Any]:
+        if self.problem != REGRESSION:
+            return {}
+        return {"scale": self.scale._asdict()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restore the scale, which other rows may have changed; earlier runs have none."""
+        self.scale = Scale(**saved.get("scale", {}))
