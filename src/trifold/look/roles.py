@@ -173,10 +173,10 @@ class _Total:
         for layer, head in np.argwhere(hits.any(-1)).tolist():
             kept = self.examples.setdefault((layer, head), [])
             if len(kept) < MAX_EXAMPLES:
-                at = int(rows[hits[layer, head].argmax()])
-                pair = x.names[at], str(x.keys[x.maxima[layer, head, at]])
+                query = int(rows[hits[layer, head].argmax()])
+                tokens = x.names[query], str(x.keys[x.maxima[layer, head, query]])
                 kept.append(
-                    {"text": x.line.text, "target": x.line.target, "row": at, "tokens": pair}
+                    {"text": x.line.text, "target": x.line.target, "row": query, "tokens": tokens}
                 )
 
 
