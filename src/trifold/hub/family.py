@@ -88,16 +88,15 @@ class Family:
             instead of some.
         entries, without, defaults: as in `revise`.
         """
+        replaced: Fields = {"classes": classes, "rules": rules, "ignored": ignored}
         return replace(
             self,
             model_type=model_type,
             stem=stem or "".join(map(str.capitalize, re.split("[_-]", model_type))),
-            classes=self.classes if classes is None else classes,
             entries=revise(self.entries, *entries, without=without, **defaults),
             constants=self.constants | (constants or {}),
-            rules=rules or self.rules,
-            ignored=self.ignored if ignored is None else ignored,
             n_labels=n_labels,
+            **{name: value for name, value in replaced.items() if value is not None},
         )
 
     @cached_property
@@ -124,30 +123,16 @@ class Family:
         return next(
             name
             for name, fields in self.architectures.items()
-            if fields["heads"] == config.chosen_heads
-            and config.shape
-            in (("encoder", "decoder") if callable(shape := fields["shape"]) else (shape,))
+            if fields["heads"] == config.chosen_heads and config.shape in _shapes(fields)
         )
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
         """The content of a config.json as our config. Raises SettingsError for unknown and
         unsupported keys.
         """
-        named = values.get("architectures") or [*self.architectures][:1]
-        if not isinstance(named, list) or named[0] not in [*self.architectures]:
-            known = ", ".join(self.architectures)
-            raise SettingsError(f"architectures: {named!r} is not known; known: {known}")
-        if quantized := values.get("quantization_config"):
-            method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-            raise SettingsError(
-                f"quantization_config: weights in {method} are not supported; use a copy of the "
-                "model in bfloat16"
-            )
-        own = {key for entry in self.entries for key in entry.keys}
-        passed = {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
-        given = {k: v for k, v in values.items() if k in own or (v is not None and k not in passed)}
-        file = self.keys.parse({k.lstrip("_") if k in own else k: v for k, v in given.items()})
-        constants = self.architectures[named[0]]
+        constants = self.architectures[self._read_architecture(values)]
+        _check_unquantized(values)
+        file = self._parse_keys(values)
         fields = {name: value for name, value in constants.items() if not callable(value)}
         for entry in self.entries:
             fields |= entry.load(file, fields)
@@ -156,15 +141,39 @@ class Family:
             fields |= labels_to_ours(values, self.n_labels)
         return without_defaults(ModelConfig.parse(fields))
 
+    def _read_architecture(self, values: Mapping[str, Any]) -> str:
+        """The class that a file names, or else the first one. Raises SettingsError for an unknown
+        class.
+        """
+        named = values.get("architectures") or [*self.architectures][:1]
+        if not isinstance(named, list) or named[0] not in [*self.architectures]:
+            known = ", ".join(self.architectures)
+            raise SettingsError(f"architectures: {named!r} is not known; known: {known}")
+        return str(named[0])
+
+    def _parse_keys(self, values: Mapping[str, Any]) -> Settings:
+        """The values of all keys, without the harmless ones. Raises SettingsError for unknown
+        keys.
+        """
+        known = {key for entry in self.entries for key in entry.keys}
+        harmless = {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
+        given: Fields = {}
+        for key, value in values.items():
+            if key in known:
+                given[key.lstrip("_")] = value
+            elif value is not None and key not in harmless:
+                given[key] = value  # rejected by `parse`
+        return self.keys.parse(given)
+
     def write(self, config: ModelConfig) -> Fields:
         """Our config as their keys, without `model_type` and `architectures`."""
         explicit = with_defaults(config)
         theirs: Fields = {}
         for entry in self.entries:
             theirs |= entry.save(explicit if entry.explicit else config)
-        return theirs | (
-            labels_to_theirs(config) if LABELED.intersection(config.chosen_heads) else {}
-        )
+        if LABELED.intersection(config.chosen_heads):
+            theirs |= labels_to_theirs(config)
+        return theirs
 
     def fits(self, config: ModelConfig) -> bool:
         """Whether this family can represent the config: reading what it writes gives an equal
@@ -177,16 +186,37 @@ class Family:
         writing fails.
         """
         try:
-            again = self.read({"architectures": [self.architecture(config)], **self.write(config)})
+            reread = self.read({"architectures": [self.architecture(config)], **self.write(config)})
         except (SettingsError, StopIteration):
             return None
         # All end ids beyond the vocabulary mean the same: no end token.
-        one, other = (
-            with_defaults(c, eos_id=min(c.eos_id, c.output_vocab_size)) for c in (config, again)
+        before, after = (
+            with_defaults(side, eos_id=min(side.eos_id, side.output_vocab_size))
+            for side in (config, reread)
         )
-        changed = [name for name, value in other if value != getattr(one, name)]
-        named = [name for name in changed if getattr(again, name) != getattr(config, name)]
-        return {name: getattr(again, name) for name in named or changed}
+        changed = [name for name, value in after if value != getattr(before, name)]
+        explicit = [name for name in changed if getattr(reread, name) != getattr(config, name)]
+        return {name: getattr(reread, name) for name in explicit or changed}
+
+
+def _shapes(fields: Fields) -> tuple[str, ...]:
+    """The stacks that models of a class may have; where its shape is a function, keys decide."""
+    shape = fields["shape"]
+    if callable(shape):
+        return ("encoder", "decoder")
+    return (shape,)
+
+
+def _check_unquantized(values: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a config.json of quantized weights."""
+    quantized = values.get("quantization_config")
+    if not quantized:
+        return
+    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+    raise SettingsError(
+        f"quantization_config: weights in {method} are not supported; use a copy of the "
+        "model in bfloat16"
+    )
 
 
 def _scale_of_scores(config: ModelConfig) -> float:
@@ -200,30 +230,45 @@ def _of_both(value: Callable[[ModelConfig], Any]) -> Callable[[ModelConfig], Any
 
     def shared(config: ModelConfig) -> Any:
         first, *others = map(value, config.stacks.values())
-        return first if others in ([], [first]) else None
+        if others in ([], [first]):
+            return first
+        return None
 
     return shared
 
 
+def _scale_of_embeddings(side: ModelConfig) -> float:
+    if not side.scale_embeddings:
+        return 1.0
+    return math.sqrt(side.d_model)
+
+
 def _default_head(side: ModelConfig) -> int | None:
-    return None if side.d_model % side.n_heads else side.d_model // side.n_heads
+    """The width of a head; None if the heads do not divide that of the model."""
+    if side.d_model % side.n_heads:
+        return None
+    return side.d_model // side.n_heads
+
+
+def _default_heads(config: ModelConfig) -> tuple[Head, ...]:
+    if config.decoder_layers:
+        return ("lm",)
+    return ()
 
 
 # What None stands for in a field of ModelConfig.
 NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "n_kv_heads": lambda config: config.n_heads,
     "d_head": _default_head,
-    **{own: attrgetter(ours) for own, ours in DECODER_SIZES.items()},
+    **{of_decoder: attrgetter(shared) for of_decoder, shared in DECODER_SIZES.items()},
     "n_decoder_kv_heads": lambda config: config.n_kv_heads or config.decoder_side.n_heads,
     "d_decoder_head": lambda config: config.d_head or _default_head(config.decoder_side),
     "decoder_window": lambda config: config.sliding_window,
     "rotary_width": _of_both(lambda side: side.head_width),
     "attention_scale": _of_both(_scale_of_scores),
-    "embedding_scale": _of_both(
-        lambda side: math.sqrt(side.d_model) if side.scale_embeddings else 1.0
-    ),
+    "embedding_scale": _of_both(_scale_of_embeddings),
     "attention_out_bias": lambda config: config.attention_bias,
-    "heads": lambda config: ("lm",) if config.decoder_layers else (),
+    "heads": _default_heads,
     "label_names": lambda config: tuple(f"LABEL_{number}" for number in range(config.n_labels)),
     "pooler_width": lambda config: config.output_side.d_model,
     "embedding_dropout": lambda config: config.dropout,
@@ -247,10 +292,8 @@ def without_defaults(config: ModelConfig) -> ModelConfig:
     a head.
     """
     config = _expert_width(config, config.d_ff, None)
-    for (
-        name,
-        value,
-    ) in NONE_MEANS.items():  # one after the other: None in n_kv_heads changes the next fields
+    # One after the other: None in n_kv_heads changes the next fields.
+    for name, value in NONE_MEANS.items():
         if name != "classifier_dropout" and getattr(config, name) == value(config):
             config = config.model_copy(update={name: None})
     return config
@@ -276,10 +319,13 @@ def in_layer(layer: str, names: Mapping[str, str]) -> dict[str, str]:
     """Full names, ours -> theirs: in a block ours begin with BLOCK, theirs with `layer`; others are
     full names.
     """
-    return dict(
-        (BLOCK + ours, layer + theirs) if ours.startswith(SUBLAYERS) else (ours, theirs)
-        for ours, theirs in names.items()
-    )
+    full: dict[str, str] = {}
+    for ours, theirs in names.items():
+        if ours.startswith(SUBLAYERS):
+            full[BLOCK + ours] = layer + theirs
+        else:
+            full[ours] = theirs
+    return full
 
 
 def modules(names: Mapping[str, str], matrix: Transform = SAME) -> list[AnyRule]:
@@ -349,47 +395,82 @@ class TensorRules:
         return replace(self, names=kept | (names or {}), **changes)
 
     def __call__(self, config: ModelConfig) -> list[AnyRule]:
-        heads = config.chosen_heads
+        """The rules for a model of this config."""
+        base = ""
+        if self.prefix and config.chosen_heads not in ((), ("pooler",)):
+            base = f"{self.prefix}."
+        rules = [
+            *self._module_rules(base),
+            *self._old_name_rules(base),
+            *self._qkv_rules(config, base),
+            *self.more(config, base),
+        ]
+        if self.lm_head and "lm" in config.chosen_heads:
+            rules += self._lm_head_rules(config, base)
+        return rules
+
+    def _module_rules(self, base: str) -> list[AnyRule]:
+        """The table of embeddings, the modules in `names`, and what is not read."""
+        names = in_layer(self.layer, self.names)
+        return [
+            ParameterRule(f"{STACK}_embeddings.tokens.weight", self._table(base)),
+            *modules({ours: _below(base, theirs) for ours, theirs in names.items()}, self.matrix),
+            *(Ignored(_below(base, name)) for name in self.buffers.split()),
+            *(Ignored(f"{_below(base, name)}.{PART}") for name in self.unused.split()),
+        ]
+
+    def _old_name_rules(self, base: str) -> list[AnyRule]:
+        """Names of 2018, and files that were saved with the prefix where it is not expected, or
+        without it.
+        """
         anything = "{*path}"
-        base = f"{self.prefix}." if self.prefix and heads not in ((), ("pooler",)) else ""
-
-        def full(name: str) -> str:
-            return base + name[1:] if name.startswith(".") else name
-
-        table = f"{full(self.tokens)}.weight"
-        names = {ours: full(theirs) for ours, theirs in in_layer(self.layer, self.names).items()}
         rules: list[AnyRule] = [
-            ParameterRule(f"{STACK}_embeddings.tokens.weight", table),
-            *modules(names, self.matrix),
-            *(Ignored(full(name)) for name in self.buffers.split()),
-            *(Ignored(f"{full(name)}.{PART}") for name in self.unused.split()),
-            # Names of 2018, and files that were saved with the prefix where it is not expected, or
-            # without it.
             Renamed(f"{anything}.gamma", f"{anything}.weight"),
             Renamed(f"{anything}.beta", f"{anything}.bias"),
         ]
-        if self.prefix:
-            old, new = ("", base) if base else (f"{self.prefix}.", "")
-            rules.append(Renamed(old + anything, new + anything))
-        if self.qkv:
-            split = self.split(config)
-            for part, transform in (("weight", chain(split, self.matrix)), ("bias", split)):
-                ours = tuple(f"{BLOCK}self_attention.sublayer.{p}_proj.{part}" for p in self.order)
-                rules.append(ParameterRule(ours, f"{full(self.qkv)}.{part}", transform))
-        rules += self.more(config, base)
-        if not self.lm_head or "lm" not in heads:
-            return rules
-        layer = self.lm_head
-        bias = self.lm_bias or f"{self.lm_head}.bias"
-        if not config.tie_lm_head:
-            # The order in shards.
-            parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")
-            own = [ParameterRule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
-            return [*rules, *own, *([Unused(bias, like=f"{layer}.bias")] if self.lm_bias else [])]
-        rules += [
-            ParameterRule("lm_head.bias", bias),
-            *tied(layer, table.replace("{stack}", "decoder")),
-        ]
-        if self.lm_bias:
-            rules += [Copy(f"{layer}.bias", of=bias), Renamed(f"{layer}.bias", bias)]
+        if base:
+            rules.append(Renamed(anything, base + anything))
+        elif self.prefix:
+            rules.append(Renamed(f"{self.prefix}.{anything}", anything))
         return rules
+
+    def _qkv_rules(self, config: ModelConfig, base: str) -> list[AnyRule]:
+        """Queries, keys and values in one matrix, and its bias."""
+        if not self.qkv:
+            return []
+        theirs = _below(base, self.qkv)
+        split = self.split(config)
+        rules: list[AnyRule] = []
+        for part, transform in (("weight", chain(split, self.matrix)), ("bias", split)):
+            ours = tuple(f"{BLOCK}self_attention.sublayer.{p}_proj.{part}" for p in self.order)
+            rules.append(ParameterRule(ours, f"{theirs}.{part}", transform))
+        return rules
+
+    def _lm_head_rules(self, config: ModelConfig, base: str) -> list[AnyRule]:
+        """The output layer and the tensor beside it."""
+        layer = self.lm_head
+        bias = self.lm_bias or f"{layer}.bias"
+        rules: list[AnyRule]
+        if config.tie_lm_head:
+            table = self._table(base).replace("{stack}", "decoder")
+            rules = [ParameterRule("lm_head.bias", bias), *tied(layer, table)]
+            if self.lm_bias:
+                rules += [Copy(f"{layer}.bias", of=bias), Renamed(f"{layer}.bias", bias)]
+            return rules
+        # The order in shards.
+        parts = ("weight", "bias") if config.shape == "encoder" else ("bias", "weight")
+        rules = [ParameterRule(f"lm_head.{part}", f"{layer}.{part}") for part in parts]
+        if self.lm_bias:
+            rules.append(Unused(bias, like=f"{layer}.bias"))
+        return rules
+
+    def _table(self, base: str) -> str:
+        """Their name of the token embeddings."""
+        return f"{_below(base, self.tokens)}.weight"
+
+
+def _below(base: str, name: str) -> str:
+    """The full name: one that begins with a dot is below `base`."""
+    if not name.startswith("."):
+        return name
+    return base + name[1:]

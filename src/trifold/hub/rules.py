@@ -57,11 +57,10 @@ class Zeros:
         return beside.new_zeros(self.shape(beside))
 
     def problem(self, name: str, tensor: Tensor) -> str | None:
-        return (
-            f"not zero: {name}, which this model does not have; {self.remedy}"
-            if tensor.any()
-            else None
-        )
+        """The message if the tensor is not zero."""
+        if not tensor.any():
+            return None
+        return f"not zero: {name}, which this model does not have; {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,11 @@ class Computed:
         return self.values().to(beside)
 
     def problem(self, name: str, tensor: Tensor) -> str | None:
+        """The message if the tensor has other values."""
         tolerance = max(4 * torch.finfo(tensor.dtype).eps, 1e-4)
-        equal = torch.allclose(tensor.double(), self.values().double(), rtol=0, atol=tolerance)
-        return None if equal else f"not equal: {name} and the values that this model computes"
+        if torch.allclose(tensor.double(), self.values().double(), rtol=0, atol=tolerance):
+            return None
+        return f"not equal: {name} and the values that this model computes"
 
 
 @dataclass(frozen=True)
@@ -138,18 +139,22 @@ def _expression(pattern: str) -> re.Pattern[str]:
     for star, name, words, literal in zip(
         parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True
     ):
-        text += f"(?P<{name}>{words or ('.+' if star else '[^.]+')})" + re.escape(literal)
+        any_text = ".+" if star else "[^.]+"
+        text += f"(?P<{name}>{words or any_text})" + re.escape(literal)
     return re.compile(text)
 
 
 def _match(pattern: str, name: str) -> dict[str, str] | None:
     """The values of the placeholders if the pattern matches the name, else None."""
-    found = _expression(pattern).fullmatch(name)
-    return None if found is None else found.groupdict()
+    match = _expression(pattern).fullmatch(name)
+    if match is None:
+        return None
+    return match.groupdict()
 
 
 def _fill(pattern: str, values: Mapping[str, str]) -> str:
-    return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda found: values[found[1]], pattern)
+    """The pattern with its placeholders replaced by values."""
+    return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda match: values[match[1]], pattern)
 
 
 def _as_tuple(names: Names) -> tuple[str, ...]:
@@ -171,7 +176,7 @@ def conversions(rules: Iterable[AnyRule], names: Collection[str]) -> list[Conver
     """Every rule with its placeholders filled from our names. Each name must have exactly one
     rule.
     """
-    conversions: list[Conversion] = []
+    filled: list[Conversion] = []
     unfilled = dict.fromkeys(names)
     for rule in (rule for rule in rules if isinstance(rule, ParameterRule)):
         ours = _as_tuple(rule.ours)
@@ -187,9 +192,9 @@ def conversions(rules: Iterable[AnyRule], names: Collection[str]) -> list[Conver
             for taken in conversion.ours:
                 assert taken in unfilled, f"two rules, or none, for {taken}: {rule}"
                 del unfilled[taken]
-            conversions.append(conversion)
+            filled.append(conversion)
     assert not unfilled, f"no rule for {', '.join(unfilled)}"
-    return conversions
+    return filled
 
 
 def constants(
@@ -213,10 +218,10 @@ def unused(rules: Sequence[AnyRule], theirs: Mapping[str, Tensor]) -> dict[str, 
 
 def ignored(rules: Iterable[AnyRule], name: str) -> Ignored | Unused | None:
     """The rule of a tensor of theirs that nothing uses, if it is one."""
-    found = (
-        r for r in rules if isinstance(r, Ignored | Unused) and _match(r.theirs, name) is not None
-    )
-    return next(found, None)
+    for rule in rules:
+        if isinstance(rule, Ignored | Unused) and _match(rule.theirs, name) is not None:
+            return rule
+    return None
 
 
 def saving(
@@ -229,8 +234,10 @@ def saving(
     def constant(rule: Zeros | Computed, beside: str) -> Tensors:
         return [rule.make(ours[beside])]
 
-    def copy(rule: Unused) -> Tensors:
-        return [kept[rule.theirs] if kept and rule.theirs in kept else rule.make(used[rule.like])]
+    def kept_or_made(rule: Unused) -> Tensors:
+        if kept and rule.theirs in kept:
+            return [kept[rule.theirs]]
+        return [rule.make(used[rule.like])]
 
     makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
         conversion.theirs: partial(_run, conversion.transform.save, ours, conversion.ours)
@@ -239,7 +246,12 @@ def saving(
     makers |= {(name,): partial(constant, *entry) for name, entry in constants(rules, ours).items()}
     used = lazy_tensors(makers)
     return lazy_tensors(
-        makers | {(r.theirs,): partial(copy, r) for r in rules if isinstance(r, Unused)}
+        makers
+        | {
+            (rule.theirs,): partial(kept_or_made, rule)
+            for rule in rules
+            if isinstance(rule, Unused)
+        }
     )
 
 
@@ -270,44 +282,76 @@ def checked(
     not zero although it must be, or not equal to the tensor it is tied to.
     """
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
-    fixed = constants(rules, ours)
+    constant = constants(rules, ours)
     expected = dict(saving(rules, shapes))
     theirs = renamed(rules, theirs, expected)
     tied = _copies(rules, theirs)
     unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
-    optional = unread | fixed.keys()
-    problems = [
-        f"missing: {name}" for name in expected if name not in theirs and name not in optional
-    ]
+    optional = unread | constant.keys()
+    missing = [name for name in expected if name not in theirs and name not in optional]
+    problems = [f"missing: {name}" for name in missing]
     for name in theirs:
         if name in unread:
             continue
-        if name not in expected and name not in tied:
-            if (rule := ignored(rules, name)) is None:
-                problems.append(f"not known: {name!r}")
-            elif isinstance(rule, Ignored) and rule.shape is not None:
-                problems += _wrong_shape(name, theirs[name], rule.shape)
-            continue
-        tensor = theirs[name]
         original = tied.get(name, name)
-        if wrong := _wrong_shape(name, tensor, expected[original].shape):
-            problems += wrong
-        elif tensor.dtype not in FLOATS:
-            problems.append(f"wrong type: {name} is {tensor.dtype} and should be floating point")
-        elif name in fixed and (problem := fixed[name][0].problem(name, tensor)) is not None:
+        if original in expected:
+            rule, _ = constant.get(name, (None, ""))
+            problem = _problem_of_expected(
+                theirs, name, original, expected[original].shape, constant=rule
+            )
+        else:
+            problem = _problem_of_extra(rules, theirs, name)
+        if problem is not None:
             problems.append(problem)
-        elif name in tied and original in theirs and not torch.equal(tensor, theirs[original]):
-            problems.append(f"not equal: {name} and {original}, which are one tensor in this model")
     if problems:
         raise list_problems(f"{place}: the weights do not fit config.json", problems)
     return theirs
 
 
-def _wrong_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> list[str]:
+def _problem_of_expected(
+    theirs: Mapping[str, Tensor],
+    name: str,
+    original: str,
+    shape: Sequence[int],
+    *,
+    constant: Zeros | Computed | None,
+) -> str | None:
+    """What is wrong with a tensor that the model has, or with a copy of its `original`: its shape,
+    type or values. constant: the rule that gives its values, if there is one.
+    """
+    tensor = theirs[name]
+    if (problem := _wrong_shape(name, tensor, shape)) is not None:
+        return problem
+    if tensor.dtype not in FLOATS:
+        return f"wrong type: {name} is {tensor.dtype} and should be floating point"
+    if constant is not None and (problem := constant.problem(name, tensor)) is not None:
+        return problem
+    is_copy = name != original and original in theirs
+    if is_copy and not torch.equal(tensor, theirs[original]):
+        return f"not equal: {name} and {original}, which are one tensor in this model"
+    return None
+
+
+def _problem_of_extra(
+    rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], name: str
+) -> str | None:
+    """What is wrong with a tensor that the model does not have: no rule ignores it, or its shape is
+    not that of the rule.
+    """
+    rule = ignored(rules, name)
+    if rule is None:
+        return f"not known: {name!r}"
+    if isinstance(rule, Ignored) and rule.shape is not None:
+        return _wrong_shape(name, theirs[name], rule.shape)
+    return None
+
+
+def _wrong_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> str | None:
+    """The message for a wrong shape; one with many axes is not printed."""
     if tuple(tensor.shape) == tuple(shape):
-        return []
-    has = tuple(tensor.shape) if tensor.dim() < 9 else f"of {tensor.dim():,} axes"
-    return [f"wrong shape: {name} is {has} and should be {tuple(shape)}"]
+        return None
+    actual = tuple(tensor.shape) if tensor.dim() < 9 else f"of {tensor.dim():,} axes"
+    return f"wrong shape: {name} is {actual} and should be {tuple(shape)}"
 
 
 def copies(rules: Iterable[AnyRule]) -> dict[str, str]:
@@ -361,27 +405,36 @@ def current_names(
         known = name in expected or ignored(rules, name) is not None
         return known or _copies(rules, [name]).get(name) in names
 
-    # Current names first, then old ones; copies last, because one whose original is missing may
-    # replace it.
-    for old in sorted(theirs, key=lambda name: 2 if _copies(rules, [name]) else not is_known(name)):
+    def turn(name: str) -> int:
+        """Current names first, then old ones; copies last, because one whose original is missing
+        may replace it.
+        """
+        if _copies(rules, [name]):
+            return 2
+        return int(not is_known(name))
+
+    for old in sorted(theirs, key=turn):
+        if is_known(old):
+            names[old] = old
+            continue
         later = (
             name for name in _later_names(old, renames) if name not in names and is_known(name)
         )
-        names[old if is_known(old) else next(later, old)] = old
+        names[next(later, old)] = old
     return names
 
 
 def other_names(rules: Sequence[AnyRule], name: str) -> list[str]:
     """The names of one of their tensors in other versions of their library."""
     tied = copies(rules)
-    found = (
+    older = (
         _fill(rule.old, values)
         for rule in rules
         if isinstance(rule, Renamed) and "{*" not in rule.old
         if (values := _match(rule.new, name)) is not None
         and {*_expression(rule.old).groupindex} <= values.keys()
     )
-    return [other for other in found if other not in tied]
+    return [other for other in older if other not in tied]
 
 
 def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:
