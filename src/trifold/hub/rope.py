@@ -14,6 +14,9 @@ from trifold.nn import ModelConfig
 from trifold.settings import Settings
 
 THETA = 10_000.0
+SHARE = "partial_rotary_factor"
+LENGTH = "original_max_position_embeddings"
+PART_OF_ONE = Annotated[float, Field(gt=0, le=1)]
 RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
@@ -68,45 +71,42 @@ def rope(
     without it. original: the default of `original_max_position_embeddings` where the family always
     has this key. kinds: of scaling, that the family has.
     """
-    part_of_one = Annotated[float, Field(gt=0, le=1)]
     keys: Keys = {
         "rope_parameters": (RopeKeys | None, None),
         "rope_scaling": (RopeKeys | None, None),
         "rope_theta": (POSITIVE | None, None),
-        "partial_rotary_factor": (part_of_one | None, None),
+        SHARE: (PART_OF_ONE | None, None),
         # Takes precedence over the key of that name in `rope_parameters`.
-        "original_max_position_embeddings": (SIZE | None, original),
+        LENGTH: (SIZE | None, original),
     }
     if part:
-        keys |= {part: (part_of_one | None, None), theta: (POSITIVE | None, None)}
+        keys |= {part: (PART_OF_ONE | None, None), theta: (POSITIVE | None, None)}
+    share_key = part or SHARE
+    default_share = share if part else 1.0
 
     def load(file: Any, fields: Fields) -> Fields:
-        default = scaling if file.rope_parameters is None else None
         place = rope_place(file)
-        inner = getattr(file, place) or RopeKeys.parse(default or {})
-        rotated = inner.partial_rotary_factor or getattr(file, part or "partial_rotary_factor")
-        rotated = rotated or (share if part else 1.0)
+        inner = getattr(file, place)
+        if inner is None:
+            inner = RopeKeys.parse(scaling or {})
+        rotated = inner.partial_rotary_factor or getattr(file, share_key) or default_share
         used_base = inner.rope_theta or getattr(file, theta) or base
-        if not part and rotated != 1.0:
-            key = f"{place}." * bool(inner.partial_rotary_factor) + "partial_rotary_factor"
+        if part:
+            _check_agreement(file, {SHARE: rotated, "rope_theta": used_base})
+        elif rotated != 1.0:
+            key = f"{place}.{SHARE}" if inner.partial_rotary_factor else SHARE
             raise SettingsError(
                 f"{key}: {rotated} is not supported; this family rotates whole heads"
             )
-        for key, used in {"partial_rotary_factor": rotated, "rope_theta": used_base}.items():
-            if part and (value := getattr(file, key)) not in (None, used):
-                raise SettingsError(f"{key}: {value} contradicts {used}, the value of other keys")
-        kind = inner.rope_type or inner.type
-        if kind not in (None, "default", *kinds):
-            known = ", ".join(("default", *kinds))
-            key = "rope_type" if inner.rope_type else "type"
-            raise SettingsError(f"{place}.{key}: {kind} is not supported; known: {known}")
+        _check_kind(inner, place, kinds)
         width = fields.get("d_head") or fields["d_model"] // fields["n_heads"]
+        rotated_width = int(width * rotated)
         return {
             "positions": "rotary",
             "rotary_theta": float(used_base),
-            "rotary_width": None if int(width * rotated) == width else int(width * rotated),
+            "rotary_width": None if rotated_width == width else rotated_width,
             "rotary_scaling": _scaling(
-                inner, fields["max_positions"], place, file.original_max_position_embeddings
+                inner, fields["max_positions"], place, getattr(file, LENGTH)
             ),
         }
 
@@ -115,27 +115,40 @@ def rope(
         if part:
             rotated = config.rotated_width
             width = config.head_width
-            inner["partial_rotary_factor"] = solution(
-                rotated / width, lambda f: int(f * width), rotated
-            )
-        inner |= _keys(config)
-        outer = "original_max_position_embeddings"
-        return {"rope_parameters": inner} | (
-            {outer: inner.get(outer, original)} if original else {}
-        )
+            inner[SHARE] = solution(rotated / width, lambda factor: int(factor * width), rotated)
+        inner |= _scaling_keys(config)
+        if original is None:
+            return {"rope_parameters": inner}
+        return {"rope_parameters": inner, LENGTH: inner.get(LENGTH, original)}
 
     return Entry(keys, load, save)
+
+
+def _check_agreement(file: Any, used: Fields) -> None:
+    """Raise SettingsError for a common key whose value is not the one of a family's own key."""
+    for key, value in used.items():
+        given = getattr(file, key)
+        if given not in (None, value):
+            raise SettingsError(f"{key}: {given} contradicts {value}, the value of other keys")
+
+
+def _check_kind(inner: RopeKeys, place: str, kinds: Collection[str]) -> None:
+    """Raise SettingsError for a kind of scaling that the family does not have."""
+    kind = inner.rope_type or inner.type
+    if kind in (None, "default", *kinds):
+        return
+    known = ", ".join(("default", *kinds))
+    key = "rope_type" if inner.rope_type else "type"
+    raise SettingsError(f"{place}.{key}: {kind} is not supported; known: {known}")
 
 
 def rope_place(file: Any) -> str:
     """The key that is read: `rope_scaling`, if it is not empty, takes precedence over
     `rope_parameters` as a whole.
     """
-    return (
-        "rope_scaling"
-        if file.rope_scaling and file.rope_scaling.model_fields_set
-        else "rope_parameters"
-    )
+    if file.rope_scaling and file.rope_scaling.model_fields_set:
+        return "rope_scaling"
+    return "rope_parameters"
 
 
 def layered_rope(
@@ -155,39 +168,20 @@ def layered_rope(
         keys |= {local_theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
-        given = file.rope_parameters or {}
-        more = file.rope_scaling or RopeKeys()
-        if other := given.keys() - LAYER_TYPES.keys():
-            raise SettingsError(
-                f"rope_parameters: needs {' and '.join(LAYER_TYPES)}; move {min(other)} into them"
-            )
-        near, whole = (
-            RopeKeys.parse(given.get(kind) or {}, f"rope_parameters.{kind}") for kind in LAYER_TYPES
-        )
-        if more.type and not more.rope_type:  # `transformers` would not scale
-            raise SettingsError(
-                f"rope_scaling.type: {more.type!r} is not read by this family; name it rope_type"
-            )
-        whole = whole.model_copy(update=more.model_dump(exclude_unset=True))
-        if (kind := near.rope_type or near.type) not in (None, "default"):
-            raise SettingsError(
-                f"rope_parameters.sliding_attention.rope_type: {kind!r} is not supported; "
-                "layers with a window are "
-                "not scaled"
-            )
-        place = "rope_scaling" if more.model_fields_set else "rope_parameters.full_attention"
+        near, whole, place = _keys_by_layer(file)
         scaling = _scaling(whole, fields["max_positions"], place)
-        own = float(whole.rope_theta or getattr(file, theta) or base)
-        other = float(near.rope_theta or getattr(file, local_theta, None) or local)
+        global_base = float(whole.rope_theta or getattr(file, theta) or base)
+        local_base = float(near.rope_theta or getattr(file, local_theta, None) or local)
+        one_rotation = local_base == global_base and scaling is None
         return {
             "positions": "rotary",
-            "rotary_theta": own,
+            "rotary_theta": global_base,
             "rotary_scaling": scaling,
-            "rotary_local_theta": other if other != own or scaling is not None else None,
+            "rotary_local_theta": None if one_rotation else local_base,
         }
 
     def save(config: ModelConfig) -> Fields:
-        whole = {"rope_type": "default", "rope_theta": config.rotary_theta} | _keys(config)
+        whole = {"rope_type": "default", "rope_theta": config.rotary_theta} | _scaling_keys(config)
         near = {
             "rope_type": "default",
             "rope_theta": config.rotary_local_theta or config.rotary_theta,
@@ -197,46 +191,91 @@ def layered_rope(
     return Entry(keys, load, save)
 
 
+def _keys_by_layer(file: Any) -> tuple[RopeKeys, RopeKeys, str]:
+    """The keys of layers with a window, those of the others, and the place of the latter.
+
+    Keys of `rope_scaling` replace those of layers without a window. Raises SettingsError for keys
+    outside both groups, for an old name of the kind, and for scaled layers with a window.
+    """
+    given = file.rope_parameters or {}
+    scaling = file.rope_scaling or RopeKeys()
+    if outside := given.keys() - LAYER_TYPES.keys():
+        raise SettingsError(
+            f"rope_parameters: needs {' and '.join(LAYER_TYPES)}; move {min(outside)} into them"
+        )
+    near, whole = (
+        RopeKeys.parse(given.get(kind) or {}, f"rope_parameters.{kind}") for kind in LAYER_TYPES
+    )
+    if scaling.type and not scaling.rope_type:  # `transformers` would not scale
+        raise SettingsError(
+            f"rope_scaling.type: {scaling.type!r} is not read by this family; name it rope_type"
+        )
+    if (kind := near.rope_type or near.type) not in (None, "default"):
+        raise SettingsError(
+            f"rope_parameters.sliding_attention.rope_type: {kind!r} is not supported; "
+            "layers with a window are not scaled"
+        )
+    if not scaling.model_fields_set:
+        return near, whole, "rope_parameters.full_attention"
+    whole = whole.model_copy(update=scaling.model_dump(exclude_unset=True))
+    return near, whole, "rope_scaling"
+
+
+# Their types of layers -> ours; those with a window come first.
 LAYER_TYPES = {"sliding_attention": "local", "full_attention": "global"}
 KINDS = list[Literal["sliding_attention", "full_attention"]] | None
 
 
-def windows(
-    window: int | None, *, every: int = 0, local: Callable[[Any, Fields, int], bool] | None = None
-) -> Entry:
+def windows(window: int, *, every: int) -> Entry:
     """`sliding_window`, by default `window`, and `layer_types`. The rows of sizes must be read
     before them.
 
     every: by default every n-th layer has no window, which `sliding_window_pattern` changes.
-    local: (the values of all keys, the fields read so far, the number of a layer) -> whether the
-    layer has a window by default; the window then applies only with `use_sliding_window`.
     """
-    keys: Keys = {"sliding_window": (SIZE | None, window), "layer_types": (KINDS, None)}
-    own: Keys = (
-        {"use_sliding_window": (bool, False)}
-        if local
-        else {"sliding_window_pattern": (SIZE | None, None)}
-    )
+    keys: Keys = {
+        "sliding_window": (SIZE | None, window),
+        "layer_types": (KINDS, None),
+        "sliding_window_pattern": (SIZE | None, None),
+    }
 
     def load(file: Any, fields: Fields) -> Fields:
-        if local is not None:
-            used = file.sliding_window if file.use_sliding_window else None
-            return load_windows(file, fields, used, lambda n: local(file, fields, n))
         step = file.sliding_window_pattern or every
         return load_windows(file, fields, file.sliding_window, lambda n: (n + 1) % step != 0)
 
     def save(config: ModelConfig) -> Fields:
-        used = config.sliding_window
-        kinds = layer_types(config)
-        if local is not None:
-            return {
-                "use_sliding_window": used is not None,
-                "sliding_window": used,
-                "layer_types": kinds,
-            }
-        return {"sliding_window": used or window, "layer_types": kinds}
+        return {
+            "sliding_window": config.sliding_window or window,
+            "layer_types": layer_types(config),
+        }
 
-    return Entry(keys | own, load, save)
+    return Entry(keys, load, save)
+
+
+def optional_windows(window: int | None, local: Callable[[Any, Fields, int], bool]) -> Entry:
+    """`sliding_window`, by default `window`, and `layer_types`, where the window applies only with
+    `use_sliding_window`. The rows of sizes must be read before them.
+
+    local: (the values of all keys, the fields read so far, the number of a layer) -> whether the
+    layer has a window by default.
+    """
+    keys: Keys = {
+        "sliding_window": (SIZE | None, window),
+        "layer_types": (KINDS, None),
+        "use_sliding_window": (bool, False),
+    }
+
+    def load(file: Any, fields: Fields) -> Fields:
+        used = file.sliding_window if file.use_sliding_window else None
+        return load_windows(file, fields, used, lambda n: local(file, fields, n))
+
+    def save(config: ModelConfig) -> Fields:
+        return {
+            "use_sliding_window": config.sliding_window is not None,
+            "sliding_window": config.sliding_window,
+            "layer_types": layer_types(config),
+        }
+
+    return Entry(keys, load, save)
 
 
 def load_windows(
@@ -244,31 +283,33 @@ def load_windows(
 ) -> Fields:
     """Our fields for `layer_types`, by default windows in layers that are `local`."""
     layers = fields["n_layers"]
-    default = (
-        "sliding_attention" if window and local(n) else "full_attention" for n in range(layers)
-    )
-    found = file.layer_types or [*default]
-    if len(found) != layers:
-        raise SettingsError(f"layer_types: has {len(found)} layers, but there are {layers}")
-    if window is None and "sliding_attention" in found:
+    kinds = file.layer_types or [
+        _layer_type(windowed=bool(window) and local(n)) for n in range(layers)
+    ]
+    if len(kinds) != layers:
+        raise SettingsError(f"layer_types: has {len(kinds)} layers, but there are {layers}")
+    if window is None and "sliding_attention" in kinds:
         needed = "use_sliding_window: true" if file.sliding_window else "sliding_window"
         raise SettingsError(f"layer_types: layers with a window need {needed}")
-    return window_fields([LAYER_TYPES[kind] for kind in found], window)
+    return window_fields([LAYER_TYPES[kind] for kind in kinds], window)
 
 
 def layer_types(config: ModelConfig) -> list[str]:
     """The value of `layer_types`."""
-    return [
-        "sliding_attention" if config.window(n) else "full_attention"
-        for n in range(config.n_layers)
-    ]
+    return [_layer_type(windowed=bool(config.window(n))) for n in range(config.n_layers)]
+
+
+def _layer_type(*, windowed: bool) -> str:
+    if windowed:
+        return "sliding_attention"
+    return "full_attention"
 
 
 def window_fields(layers: list[str], window: int | None) -> Fields:
     """Our fields of the windows of layers, each "local" or "global"."""
-    return (
-        {"sliding_window": window, "window_pattern": repeated(layers)} if "local" in layers else {}
-    )
+    if "local" not in layers:
+        return {}
+    return {"sliding_window": window, "window_pattern": repeated(layers)}
 
 
 def repeated(layers: list[Any]) -> tuple[Any, ...]:
@@ -279,43 +320,67 @@ def repeated(layers: list[Any]) -> tuple[Any, ...]:
 def _scaling(
     keys: RopeKeys, max_positions: int, place: str, outer: int | None = None
 ) -> Fields | None:
+    """The values of our settings of scaling, None without scaling.
+
+    place: the key that has `keys`. outer: the original length that a key beside it gives. Raises
+    SettingsError for missing keys.
+    """
     kind = keys.rope_type or keys.type or "default"
     if kind == "default":
         return None
-    original = outer or keys.original_max_position_embeddings or max_positions
+    original = max_positions
+    if kind not in MEASURED:
+        original = outer or keys.original_max_position_embeddings or max_positions
     factor = keys.factor
     if factor is None:
         if kind not in SCALED:
             raise SettingsError(f"{place}.factor: rope_type {kind} needs one")
-        factor = max_positions / original
-        factor = (
-            max(1.0, factor) if kind == "longrope" else factor
-        )  # there it only sets the magnitude
-    own = {ours: getattr(keys, theirs) for theirs, ours in SCALINGS[kind].items()}
-    if kind in REQUIRED and None in own.values():
+        factor = _factor_of_lengths(kind, max_positions, original)
+    specific = {ours: getattr(keys, theirs) for theirs, ours in SCALINGS[kind].items()}
+    if kind in REQUIRED and None in specific.values():
         raise SettingsError(f"{place}: rope_type {kind} needs {' and '.join(SCALINGS[kind])}")
-    magnitude = keys.attention_factor
-    if kind == "yarn" and magnitude is None and keys.mscale and keys.mscale_all_dim:
-        log = math.log(factor) if factor > 1 else 0.0
-        magnitude = (0.1 * keys.mscale * log + 1) / (0.1 * keys.mscale_all_dim * log + 1)
     return {
         "kind": kind,
         "factor": float(factor),
-        "original_positions": max_positions if kind in MEASURED else original,
-        "magnitude": magnitude if kind in SCALED else None,
-        **{name: value for name, value in own.items() if value is not None},
+        "original_positions": original,
+        "magnitude": _magnitude(keys, kind, factor),
+        **{name: value for name, value in specific.items() if value is not None},
     }
 
 
-def _keys(config: ModelConfig) -> Fields:
+def _factor_of_lengths(kind: str, length: int, original: int) -> float:
+    """The factor of scaling if a file gives none. In LongRoPE it only sets the magnitude."""
+    factor = length / original
+    if kind == "longrope":
+        return max(1.0, factor)
+    return factor
+
+
+def _magnitude(keys: RopeKeys, kind: str, factor: float) -> float | None:
+    """The factor of rotated vectors; None for a kind without one, and where it follows from the
+    factor of scaling.
+    """
+    if kind not in SCALED:
+        return None
+    if kind == "longrope" or keys.attention_factor is not None:
+        return keys.attention_factor
+    if not keys.mscale or not keys.mscale_all_dim:
+        return None
+    log = math.log(factor) if factor > 1 else 0.0
+    return (0.1 * keys.mscale * log + 1) / (0.1 * keys.mscale_all_dim * log + 1)
+
+
+def _scaling_keys(config: ModelConfig) -> Fields:
     """The inverse of `_scaling`."""
     scaling = group_of(config, "rotary_scaling")
     if scaling is None:
         return {}
     keys: Fields = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind not in MEASURED:
-        keys["original_max_position_embeddings"] = scaling.original_positions
+        keys[LENGTH] = scaling.original_positions
     for theirs, ours in SCALINGS[scaling.kind].items():
         value = getattr(scaling, ours)
         keys[theirs] = list(value) if isinstance(value, tuple) else value
-    return keys if scaling.magnitude is None else keys | {"attention_factor": scaling.magnitude}
+    if scaling.magnitude is not None:
+        keys["attention_factor"] = scaling.magnitude
+    return keys

@@ -63,7 +63,13 @@ def row(
     heads: the key sets the field, and is written, only for models with one of these heads.
     everywhere: it is written for all models nevertheless. explicit: see `Entry`.
     """
-    map = ACTIVATIONS if map is None and type_of(field) == Activation else map
+    table = map
+    if table is None and type_of(field) == Activation:
+        table = ACTIVATIONS
+    if kind is None:
+        kind = type(next(iter(table))) if table else type_of(field)
+    if nullable or default is None:
+        kind = kind | None
 
     def read(file: Any, fields: Fields) -> Fields:
         if heads and not set(heads).intersection(fields["heads"]):
@@ -71,28 +77,30 @@ def row(
         value = getattr(file, key)
         if value is None and otherwise is not None:
             return {field: otherwise(fields)}
-        return {field: load(value if map is None else lookup(key, value, map), fields)}
+        if table is not None:
+            value = lookup(key, value, table)
+        return {field: load(value, fields)}
 
     def write(config: ModelConfig) -> Fields:
         if heads and not everywhere and not set(heads).intersection(config.chosen_heads):
             return {}
         value = getattr(config, field)
-        return {key: save(value if map is None else name_of(value, map))}
+        if table is not None:
+            value = name_of(value, table)
+        return {key: save(value)}
 
-    kind = kind or (type(next(iter(map))) if map else type_of(field))
-    keys = {key: (kind | None if nullable or default is None else kind, default)}
-    return Entry(keys, read, write, explicit)
+    return Entry({key: (kind, default)}, read, write, explicit)
 
 
 def rows(**fields: Any) -> tuple[Entry, ...]:
     """Keys that set one field each: our field=(their key, its default), or the default of a key
     with our name.
     """
-    pairs = {
-        field: value if isinstance(value, tuple) else (field, value)
-        for field, value in fields.items()
-    }
-    return tuple(row(key, field, default) for field, (key, default) in pairs.items())
+    entries: list[Entry] = []
+    for field, value in fields.items():
+        key, default = value if isinstance(value, tuple) else (field, value)
+        entries.append(row(key, field, default))
+    return tuple(entries)
 
 
 def sizes(
@@ -137,7 +145,8 @@ def repeats(key: str, other: str, default: int | None = None, times: str = "") -
     def check(file: Any, fields: Fields) -> Fields:
         value = getattr(file, key)
         expected = getattr(file, other)
-        if value is not None and value * (getattr(file, times) if times else 1) != expected:
+        factor = getattr(file, times) if times else 1
+        if value is not None and value * factor != expected:
             raise SettingsError(f"{key}: {value} contradicts {other} {expected}")
         return {}
 
@@ -161,9 +170,12 @@ def nested(field: str, switch: str = "", **values: Any) -> Entry:
         return {field: {inner: getattr(file, key) for inner, (key, _) in names.items()} | constants}
 
     def write(config: ModelConfig) -> Fields:
-        if (value := group_of(config, field)) is None and not switch:
+        group = group_of(config, field)
+        if group is None and not switch:
             raise SettingsError(f"{field}: missing in the config, and this family requires it")
-        return {key: getattr(value, inner) for inner, (key, _) in names.items()} if value else {}
+        if group is None:
+            return {}
+        return {key: getattr(group, inner) for inner, (key, _) in names.items()}
 
     kinds: dict[str, Any] = dict.fromkeys(names, Any)
     if hasattr(part, "model_fields"):  # the package has the variant
@@ -219,7 +231,9 @@ def type_of(name: str) -> Any:
 
 
 def _bounded(kind: Any, bounds: Sequence[Any]) -> Any:
-    return Annotated[kind, *bounds] if bounds else kind
+    if not bounds:
+        return kind
+    return Annotated[kind, *bounds]
 
 
 SIZE = Annotated[int, Field(gt=0)]
@@ -293,12 +307,22 @@ def end(default: int) -> Entry:
     `read_generation`.
     """
     return row(
-        "eos_token_id", "eos_id", default, kind=Ends, load=lambda value, fields: _first(value)
+        "eos_token_id", "eos_id", default, kind=Ends, load=lambda value, fields: first_id(value)
     )
 
 
-def _first(ends: Any) -> Any:
-    return ends[0] if isinstance(ends, list) and ends else ends
+def first_id(ends: int | list[int] | None) -> int | None:
+    """The first of several end tokens; None if there are none."""
+    if isinstance(ends, list):
+        return next(iter(ends), None)
+    return ends
+
+
+def _id_or(token: int | None, other: int) -> int:
+    """The id of a token, or `other` for a missing one, which is null or negative."""
+    if token is None or token < 0:
+        return other
+    return token
 
 
 def ids(
@@ -319,22 +343,28 @@ def ids(
     def load(file: Any, fields: Fields) -> Fields:
         size = fields["vocab_size"]
         pad = file.pad_token_id
-        bos = file.bos_token_id
-        end = _first(file.eos_token_id)
-        eos = end if isinstance(end, int) and end >= 0 else size
-        spare = eos if eos < size else 0
         if padded and pad is not None and pad >= size:
             raise SettingsError(f"pad_token_id: {pad} is outside the vocabulary of {size}")
-        pad, bos = (spare if value is None or value < 0 else value for value in (pad, bos))
-        return {"pad_id": pad, "bos_id": bos, "eos_id": eos}
+        eos = _id_or(first_id(file.eos_token_id), size)
+        spare = eos if eos < size else 0
+        return {
+            "pad_id": _id_or(pad, spare),
+            "bos_id": _id_or(file.bos_token_id, spare),
+            "eos_id": eos,
+        }
 
     def save(config: ModelConfig) -> Fields:
-        written = padded or "sequence" in config.chosen_heads or config.pad_id != config.eos_id
-        return {
-            "pad_token_id": config.pad_id if written else None,
+        keys: Fields = {
+            "pad_token_id": config.pad_id,
             "bos_token_id": config.bos_id,
-            "eos_token_id": config.eos_id if config.eos_id < config.vocab_size else None,
+            "eos_token_id": config.eos_id,
         }
+        needs_padding = padded or "sequence" in config.chosen_heads
+        if config.pad_id == config.eos_id and not needs_padding:
+            keys["pad_token_id"] = None
+        if config.eos_id >= config.vocab_size:
+            keys["eos_token_id"] = None
+        return keys
 
     keys = {"pad_token_id": (one, pad), "bos_token_id": (one, bos), "eos_token_id": (ends, eos)}
     return Entry(keys, load, save)

@@ -30,7 +30,7 @@ from pydantic import Field
 from trifold.hub.families.gpt import classes
 from trifold.hub.families.llama import QK_NORMS, RULES, UNBIASED, by_head, gate_and_in
 from trifold.hub.family import BLOCK
-from trifold.hub.rope import layered_rope, rope, windows
+from trifold.hub.rope import layered_rope, optional_windows, rope, windows
 from trifold.hub.rows import Entry, Fields, fixed, ids, resized, row, rows
 from trifold.hub.rules import AnyRule, ParameterRule
 from trifold.hub.transforms import permuted
@@ -41,7 +41,7 @@ from trifold.nn import ModelConfig
 QWEN = UNBIASED.related(
     "",
     Entry({"max_window_layers": (Annotated[int, Field(ge=0)], 28)}),  # the first one with a window
-    windows(4096, local=lambda file, fields, layer: layer >= file.max_window_layers),
+    optional_windows(4096, lambda file, fields, layer: layer >= file.max_window_layers),
     ids(),
     **resized(vocab=151936, kv_heads=32, inner=22016, positions=32768),
 )

@@ -17,7 +17,7 @@ from trifold.errors import SettingsError
 from trifold.hub.families import gpt
 from trifold.hub.families.gpt import HEADS, classes
 from trifold.hub.family import BLOCK, PART, STACK, TensorRules
-from trifold.hub.rope import repeated, rope, windows
+from trifold.hub.rope import optional_windows, repeated, rope
 from trifold.hub.rows import (
     SIZE,
     Entry,
@@ -57,7 +57,13 @@ RULES = TensorRules(
 def by_head(rules: TensorRules) -> Callable[[ModelConfig], list[AnyRule]]:
     """The rules with the prefix of the class for questions."""
     of_questions = replace(rules, prefix="transformer")
-    return lambda config: (of_questions if "span" in config.chosen_heads else rules)(config)
+
+    def rules_of(config: ModelConfig) -> list[AnyRule]:
+        if "span" in config.chosen_heads:
+            return of_questions(config)
+        return rules(config)
+
+    return rules_of
 
 
 def check_width(config: ModelConfig) -> Fields:
@@ -78,9 +84,8 @@ def _check_layers(file: Any, fields: Fields) -> Fields:
     return {}
 
 
-LAYERS = Entry(
-    {"layer_types": (list[str] | None, None)}, _check_layers
-)  # `transformers` does not read it
+# `transformers` does not read it.
+LAYERS = Entry({"layer_types": (list[str] | None, None)}, _check_layers)
 
 
 # What its relatives share, of which most have no bias in the feed-forward.
@@ -177,14 +182,19 @@ PHI3 = UNBIASED.related(
 
 def _load_rotary(file: Any, fields: Fields) -> Fields:
     layers = fields["n_layers"]
-    step = file.no_rope_layer_interval
-    rotates = [(n + 1) % step != 0 for n in range(layers)]
-    rotates = (
-        rotates if file.no_rope_layers is None else file.no_rope_layers
-    )  # 1: the layer has positions
+    rotates = file.no_rope_layers  # 1: the layer has positions
+    if rotates is None:
+        step = file.no_rope_layer_interval
+        rotates = [(n + 1) % step != 0 for n in range(layers)]
     if len(rotates) < layers:
         raise SettingsError(f"no_rope_layers: has {len(rotates)} layers, but there are {layers}")
-    return {"rotary_pattern": repeated(["rotary" if each else "none" for each in rotates[:layers]])}
+    pattern = ["rotary" if rotated else "none" for rotated in rotates[:layers]]
+    return {"rotary_pattern": repeated(pattern)}
+
+
+def _has_no_positions(file: Any, fields: Fields, layer: int) -> bool:
+    pattern = fields["rotary_pattern"]
+    return bool(pattern[layer % len(pattern)] == "none")
 
 
 SMOLLM3 = BASE.related(
@@ -195,9 +205,7 @@ SMOLLM3 = BASE.related(
         _load_rotary,
         lambda config: {"no_rope_layers": [int(config.rotates(n)) for n in range(config.n_layers)]},
     ),
-    windows(
-        None, local=lambda file, f, n: f["rotary_pattern"][n % len(f["rotary_pattern"])] == "none"
-    ),
+    optional_windows(None, _has_no_positions),
     ids(pad=128004, bos=128000, eos=128001),
     stem="SmolLM3",
     rules=LLAMA.rules,
