@@ -4,7 +4,7 @@ then any number of dense layers, then normalization.
 Names of classes are compared, never imported.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +32,17 @@ SIMILARITIES = (None, "cosine", "dot", "euclidean", "manhattan")
 IDENTITY = "torch.nn.modules.linear.Identity"
 FUNCTIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 FUNCTIONS = {f"torch.nn.modules.activation.{name}": ours for name, ours in FUNCTIONS.items()}
-# Keys without effect: of LIMITS with these values, besides the keys that are read; of modules after
-# pooling.
+# Keys of LIMITS without effect if they have these values, besides the keys that are read.
 PLAIN = {
     "transformer_task": "feature-extraction",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     "module_output_name": "token_embeddings",
 }
-DENSE = dict.fromkeys(("module_input_name", "module_output_name"), "sentence_embedding") | {
-    "use_residual": False
+# Keys of modules after pooling without effect if they have these values.
+VECTOR = {
+    "module_input_name": "sentence_embedding",
+    "module_output_name": "sentence_embedding",
+    "use_residual": False,
 }
 
 
@@ -85,110 +87,207 @@ class SentenceModules(NamedTuple):
     similarity: str | None = None
 
 
-def _steps(dense: int, normalise: bool) -> list[tuple[str, str]]:
-    """Folders and classes."""
-    names = ["Transformer", "Pooling", *["Dense"] * dense, *["Normalize"] * normalise]
-    return [("" if number == 0 else f"{number}_{name}", name) for number, name in enumerate(names)]
+class _Module(NamedTuple):
+    """A module of a folder: its own folder, and its class without the package."""
+
+    path: str
+    kind: str
+
+
+def _modules_in_order(dense: int, *, normalise: bool) -> list[_Module]:
+    """The modules of a supported folder with so many dense layers."""
+    kinds = ["Transformer", "Pooling", *["Dense"] * dense, *["Normalize"] * normalise]
+    numbered = [_Module(f"{number}_{kind}", kind) for number, kind in enumerate(kinds)]
+    return [_Module("", kinds[0]), *numbered[1:]]
+
+
+class _UnsupportedError(Exception):
+    """Modules, or a setting of a module, that are not supported."""
+
+
+def _unsupported(file: Path, key: str, value: object) -> _UnsupportedError:
+    return _UnsupportedError(f"{file}: {key:.60} {value!r:.60}")
+
+
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
     """The modules of a folder; None if it has no modules.json. Raises CheckpointError for an
     invalid file.
     """
-    place = folder / MODULES
-    if not place.is_file():
+    if not (folder / MODULES).is_file():
         return None
-    found = parse_json(b'{"": %b}' % read_bytes(place, MAX_JSON), str(place))[""]
-    listed = [step for step in found if isinstance(step, dict)] if isinstance(found, list) else []
-    steps = [(str(step.get("path")), str(step.get("type")).rpartition(".")[2]) for step in listed]
-    count = sum(name == "Dense" for _, name in steps)
-    normalise = steps == _steps(count, normalise=True)
-    if count > MAX_DENSE or not (normalise or steps == _steps(count, normalise=False)):
-        return SentenceModules(problem=f"{place}: {', '.join(name for _, name in steps)}")
-    old = min((place.name for place in folder.glob("sentence_*_config.json")), default=LIMITS)
-    size = LIMITS if (folder / LIMITS).is_file() else old
-    final = (
-        f"{steps[-1][0]}/config.json"  # of pooling, whose keys are others, or of a module after it
-    )
-    pooling, limits, prompts, tokenizer, last = (
-        read_json(folder / name, largest=10 * NO_LIMIT) if (folder / name).is_file() else {}
-        for name in (POOLING, size, PROMPTS, TOKENIZER, final)
-    )
-    modes = [
-        key[13:] for key, chosen in pooling.items() if key.startswith("pooling_mode_") and chosen
-    ]
-    mode: Any = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
-    texts: Any = prompts.get("prompts") or {}
-    valid = isinstance(texts, dict) and all(
-        isinstance(text, str) for text in texts.values() if text
-    )
-    named = {name: text or "" for name, text in texts.items()} if valid else {}
-    default = prompts.get("default_prompt_name")
-    lower = limits.pop("do_lower_case", None)
-    similarity: Any = prompts.get("similarity_fn_name")
-    length = limits.pop("max_seq_length", None) or tokenizer.get("model_max_length")
-    pooled = pooling.get("include_prompt", True)  # pooling may leave the prompt out
-    for file, key, value, supported in (
-        (size, "do_lower_case", lower, not lower or tokenizer.get("do_lower_case") is True),
-        (PROMPTS, "prompts", texts, valid),
-        (PROMPTS, "default_prompt_name", default, default is None or default in [*named]),
-        (PROMPTS, "similarity_fn_name", similarity, similarity in SIMILARITIES),
-        (POOLING, "include_prompt", pooled, pooled),
-        *(
-            (size, k, v, not v or k == "unpad_inputs" or v == PLAIN.get(k))
-            for k, v in limits.items()
-        ),
-        *((final, k, last.get(k), last.get(k) in (None, v)) for k, v in DENSE.items()),
-    ):
-        if not supported:
-            return SentenceModules(problem=f"{folder / file}: {key:.60} {value!r:.60}")
-    if not isinstance(mode, str) or mode not in POOLINGS:
-        return SentenceModules(problem=f"{folder / POOLING}: pooling {mode!r:.60}")
-    limit = length if isinstance(length, int) and 0 < length < NO_LIMIT else None
     try:
-        dense = tuple(_read_dense(folder / path) for path, name in steps if name == "Dense")
+        listed = _list_modules(folder / MODULES)
+        modules = SentenceModules()
+        for module in listed:
+            modules = READERS[module.kind](folder, module.path, modules)
+        last = folder / listed[-1].path / "config.json"
+        _check_vector(last, _read_settings(last))
+        return _read_prompts(folder, modules)
     except _UnsupportedError as error:
         return SentenceModules(problem=str(error))
-    sorted_prompts = tuple(sorted(named.items()))
-    return SentenceModules(
-        POOLINGS[mode], normalise, limit, None, sorted_prompts, default, dense, similarity
+
+
+def _list_modules(file: Path) -> list[_Module]:
+    """The modules that a file lists, which are the supported ones in their order."""
+    content = parse_json(b'{"": %b}' % read_bytes(file, MAX_JSON), str(file))[""]
+    entries = content if isinstance(content, list) else []
+    modules = [
+        _Module(str(entry.get("path")), str(entry.get("type")).rpartition(".")[2])
+        for entry in entries
+        if isinstance(entry, dict)
+    ]
+    dense = sum(module.kind == "Dense" for module in modules)
+    supported = [_modules_in_order(dense, normalise=normalise) for normalise in (False, True)]
+    if dense > MAX_DENSE or modules not in supported:
+        raise _UnsupportedError(f"{file}: {', '.join(module.kind for module in modules)}")
+    return modules
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """The content of a file, empty if there is none."""
+    if not file.is_file():
+        return {}
+    return read_json(file, largest=10 * NO_LIMIT)
+
+
+def _read_transformer(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+    """Adds the length to which a text is truncated."""
+    file = folder / path / LIMITS
+    if not file.is_file():  # old folders name it after the class of the model
+        file = min((folder / path).glob("sentence_*_config.json"), default=file)
+    settings = _read_settings(file)
+    tokenizer = _read_settings(folder / path / TOKENIZER)
+    lower = settings.pop("do_lower_case", None)
+    if lower and tokenizer.get("do_lower_case") is not True:
+        raise _unsupported(file, "do_lower_case", lower)
+    length = settings.pop("max_seq_length", None) or tokenizer.get("model_max_length")
+    for key, value in settings.items():
+        if value and key != "unpad_inputs" and value != PLAIN.get(key):
+            raise _unsupported(file, key, value)
+    if not isinstance(length, int) or not 0 < length < NO_LIMIT:
+        return modules
+    return modules._replace(max_length=length)
+
+
+def _read_pooling(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+    """Adds how states become one vector."""
+    file = folder / path / "config.json"
+    settings = _read_settings(file)
+    with_prompt = settings.get("include_prompt", True)  # pooling may leave the prompt out
+    if not with_prompt:
+        raise _unsupported(file, "include_prompt", with_prompt)
+    mode = _pooling_mode(settings)
+    if not isinstance(mode, str) or mode not in POOLINGS:
+        raise _unsupported(file, "pooling", mode)
+    return modules._replace(pooling=POOLINGS[mode])
+
+
+def _pooling_mode(settings: Mapping[str, Any]) -> Any:
+    """The name of the pooling, or all names if a file chooses several or none."""
+    prefix = "pooling_mode_"
+    chosen = [
+        key.removeprefix(prefix)
+        for key, is_chosen in settings.items()
+        if key.startswith(prefix) and is_chosen
+    ]
+    if "pooling_mode" in settings:
+        return settings["pooling_mode"]
+    if len(chosen) == 1:
+        return chosen[0]
+    return chosen
+
+
+def _read_dense(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+    """Adds a dense layer after pooling."""
+    home = folder / path
+    file = home / "config.json"
+    check_inside(home)
+    settings = read_json(file)
+    name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    _check_vector(file, settings)
+    if not isinstance(name, str) or name not in {IDENTITY, *FUNCTIONS}:
+        raise _unsupported(file, "activation_function", name)
+    if not has_weights(home):
+        raise _UnsupportedError(f"{home}: a dense layer without model.safetensors")
+    tensors: Mapping[str, Tensor] = read_weights(home)
+    outputs = settings.get("out_features")
+    expected: dict[str, tuple[object, ...]] = {
+        "linear.weight": (outputs, settings.get("in_features"))
+    }
+    if settings.get("bias") is not False:
+        expected["linear.bias"] = (outputs,)
+    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
+        raise CheckpointError(f"{home}: the weights do not fit config.json: {', '.join(tensors)}")
+    bias = tensors["linear.bias"].clone() if "linear.bias" in expected else None
+    layer = Dense(tensors["linear.weight"].clone(), bias, FUNCTIONS.get(name))
+    return modules._replace(dense=(*modules.dense, layer))
+
+
+def _read_normalize(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+    """Adds the division of a vector by its length."""
+    return modules._replace(normalise=True)
+
+
+# Kind of module -> (the folder, the module's folder in it, the modules before) -> these and the
+# module. Each raises _UnsupportedError for what is not supported.
+READERS: dict[str, Callable[[Path, str, SentenceModules], SentenceModules]] = {
+    "Transformer": _read_transformer,
+    "Pooling": _read_pooling,
+    "Dense": _read_dense,
+    "Normalize": _read_normalize,
+}
+
+
+def _check_vector(file: Path, settings: Mapping[str, Any]) -> None:
+    """Raise _UnsupportedError for a module after pooling that reads or gives anything but the
+    vector of the text.
+    """
+    for key, value in VECTOR.items():
+        if settings.get(key) not in (None, value):
+            raise _unsupported(file, key, settings[key])
+
+
+def _read_prompts(folder: Path, modules: SentenceModules) -> SentenceModules:
+    """Adds the texts that are put before a text, and the comparison of vectors."""
+    file = folder / PROMPTS
+    settings = _read_settings(file)
+    texts: Any = settings.get("prompts") or {}
+    if not isinstance(texts, dict) or not all(
+        isinstance(text, str) for text in texts.values() if text
+    ):
+        raise _unsupported(file, "prompts", texts)
+    default = settings.get("default_prompt_name")
+    if default is not None and default not in [*texts]:
+        raise _unsupported(file, "default_prompt_name", default)
+    similarity: Any = settings.get("similarity_fn_name")
+    if similarity not in SIMILARITIES:
+        raise _unsupported(file, "similarity_fn_name", similarity)
+    return modules._replace(
+        prompts=tuple(sorted((name, text or "") for name, text in texts.items())),
+        default_prompt=default,
+        similarity=similarity,
     )
 
 
-class _UnsupportedError(Exception):
-    """A dense layer that is not supported."""
-
-
-def _read_dense(folder: Path) -> Dense:
-    check_inside(folder)
-    settings = read_json(folder / "config.json")
-    name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
-    for key, value in DENSE.items():
-        if settings.get(key) not in (None, value):
-            raise _UnsupportedError(f"{folder / 'config.json'}: {key} {settings[key]!r:.60}")
-    if not isinstance(name, str) or name not in {IDENTITY, *FUNCTIONS}:
-        raise _UnsupportedError(f"{folder / 'config.json'}: activation_function {name!r:.60}")
-    if not has_weights(folder):
-        raise _UnsupportedError(f"{folder}: a dense layer without model.safetensors")
-    tensors: Mapping[str, Tensor] = read_weights(folder)
-    outputs, inputs, biased = (settings.get(key) for key in ("out_features", "in_features", "bias"))
-    expected: dict[str, tuple[object, ...]] = {"linear.weight": (outputs, inputs)}
-    expected |= {} if biased is False else {"linear.bias": (outputs,)}
-    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != expected:
-        raise CheckpointError(f"{folder}: the weights do not fit config.json: {', '.join(tensors)}")
-    bias = tensors["linear.bias"].clone() if "linear.bias" in expected else None
-    return Dense(tensors["linear.weight"].clone(), bias, FUNCTIONS.get(name))
+# --- writing --------------------------------------------------------------------------------------
 
 
 def _write_dense(folder: Path, layer: Dense) -> None:
     outputs, inputs = layer.weight.shape
-    names = {ours: name for name, ours in FUNCTIONS.items()}
-    name = IDENTITY if layer.activation is None else names[layer.activation]
-    sizes = {"in_features": inputs, "out_features": outputs, "bias": layer.bias is not None}
-    write_json(folder / "config.json", sizes | {"activation_function": name})
-    tensors = {"linear.weight": layer.weight} | (
-        {} if layer.bias is None else {"linear.bias": layer.bias}
-    )
+    names = {ours: name for name, ours in FUNCTIONS.items()} | {None: IDENTITY}
+    settings = {
+        "in_features": inputs,
+        "out_features": outputs,
+        "bias": layer.bias is not None,
+        "activation_function": names[layer.activation],
+    }
+    write_json(folder / "config.json", settings)
+    tensors = {"linear.weight": layer.weight}
+    if layer.bias is not None:
+        tensors["linear.bias"] = layer.bias
     write_weights(folder, tensors)
 
 
@@ -200,11 +299,12 @@ def write_modules(folder: Path, modules: SentenceModules, width: int, positions:
         raise CheckpointError(
             f"{modules.problem} is not supported; remove modules.json to keep the states"
         )
-    steps = _steps(len(modules.dense), modules.normalise)
-    for path, _ in steps:
-        (folder / path).mkdir(parents=True, exist_ok=True)
-    for layer, (path, _) in zip(modules.dense, steps[2:], strict=False):
-        _write_dense(folder / path, layer)
+    listed = _modules_in_order(len(modules.dense), normalise=modules.normalise)
+    for module in listed:
+        (folder / module.path).mkdir(parents=True, exist_ok=True)
+    dense = (module for module in listed if module.kind == "Dense")
+    for module, layer in zip(dense, modules.dense, strict=True):
+        _write_dense(folder / module.path, layer)
     modes = {f"pooling_mode_{name}": ours == modules.pooling for name, ours in OLD.items()}
     write_json(folder / POOLING, {"word_embedding_dimension": width, **modes})
     limit = min(modules.max_length or positions, positions)
@@ -215,9 +315,13 @@ def write_modules(folder: Path, modules: SentenceModules, width: int, positions:
         if modules.similarity:
             values["similarity_fn_name"] = modules.similarity
         write_json(folder / PROMPTS, values)
-    types = [(path, f"sentence_transformers.models.{name}") for path, name in steps]
-    listed = [
-        {"idx": i, "name": str(i), "path": path, "type": kind}
-        for i, (path, kind) in enumerate(types)
+    entries = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": module.path,
+            "type": f"sentence_transformers.models.{module.kind}",
+        }
+        for number, module in enumerate(listed)
     ]
-    write_json(folder / MODULES, listed)
+    write_json(folder / MODULES, entries)
