@@ -101,10 +101,9 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
         given[FORBIDDEN] = [[config.pad_id]]
     elif given.get(FORBIDDEN) == []:
         del given[FORBIDDEN]
-    end = (
-        config.eos_id if config.eos_id < config.output_vocab_size else None
-    )  # else there is no end token
-    ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: end}
+    ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: config.eos_id}
+    if config.eos_id >= config.output_vocab_size:  # there is no end token
+        ids[END] = None
     if config.shape != "encoder-decoder":
         del ids["decoder_start_token_id"]
     return ids | given
@@ -121,33 +120,49 @@ def read_generation(
     given = {key: value for key, value in theirs.items() if value is not None}
     for key, value in given.items():
         _check(config, key, value, place, bool(given.get("do_sample")))
-    ours: dict[str, Any] = {
-        key: given[key]
-        for key in SHARED
-        if key in given and (given[key] is True or given[key] != OFF.get(key))
-    }
+    ours = {key: given[key] for key in SHARED if key in given and _has_effect(key, given[key])}
     for length, new in LENGTHS.items():
         if new in theirs:  # takes precedence, as in `transformers`
             ours.pop(length, None)
-    if ours.get(END) in (config.eos_id, [config.eos_id]):
-        del ours[END]
-    if ours.setdefault(FORBIDDEN, []) == [[config.pad_id]]:
-        del ours[FORBIDDEN]
+    _drop_tokens_of_config(ours, config)
     if isinstance(ours.get("stop_strings"), str):
         ours["stop_strings"] = [ours["stop_strings"]]
     if "prompt_lookup_num_tokens" not in ours:
         ours.pop("max_matching_ngram_size", None)
-    contrastive = "penalty_alpha" in ours and not ours.get("do_sample")
-    if not ours.get("do_sample"):  # `transformers` ignores them
-        useless = set(SAMPLING) - ({"top_k"} if contrastive else set())
-        ours = {key: value for key, value in ours.items() if key not in useless}
-    if (ours.get("do_sample") or contrastive) and "top_k" not in given:
-        ours["top_k"] = TOP_K
     if ours.get("cache") == "static":  # may be large; a small cache is static by default
         del ours["cache"]
+    uses_top_k = _drop_unused_sampling(ours)
+    if uses_top_k and "top_k" not in given:
+        ours["top_k"] = TOP_K
     with naming(place):
         check_limits(ours)
     return ours
+
+
+def _has_effect(key: str, value: object) -> bool:
+    """Whether a value differs from the one without effect; true equals the number 1."""
+    return value is True or value != OFF.get(key)
+
+
+def _drop_tokens_of_config(ours: dict[str, Any], config: ModelConfig) -> None:
+    """Remove an end token and a forbidden token that are the defaults for this config."""
+    if ours.get(END) in (config.eos_id, [config.eos_id]):
+        del ours[END]
+    if ours.setdefault(FORBIDDEN, []) == [[config.pad_id]]:
+        del ours[FORBIDDEN]
+
+
+def _drop_unused_sampling(ours: dict[str, Any]) -> bool:
+    """Remove the settings of sampling where `transformers` ignores them. Returns whether `top_k` is
+    used: by sampling and by contrastive search.
+    """
+    if ours.get("do_sample"):
+        return True
+    contrastive = "penalty_alpha" in ours
+    for key in SAMPLING:
+        if key != "top_k" or not contrastive:
+            ours.pop(key, None)
+    return contrastive
 
 
 def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
@@ -159,13 +174,20 @@ def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
         unit = ""
         if key in LISTS:
             unit = " ids or characters"
-            value = sum(len(leaf) if isinstance(leaf, str) else 1 for leaf in _leaves(value))
+            value = sum(_characters_or_one(leaf) for leaf in _leaves(value))
         if isinstance(value, int) and value > largest:
             remedy = "lower it" if at else "lower it, or remove it and give it as an argument"
             raise SettingsError(
                 f"{at}{key}: {value}{unit} is more than {largest:,}, the largest in the file of "
                 f"a model; {remedy}"
             )
+
+
+def _characters_or_one(leaf: object) -> int:
+    """The characters of a text; an id counts as one."""
+    if isinstance(leaf, str):
+        return len(leaf)
+    return 1
 
 
 def _check(config: ModelConfig, key: str, value: object, place: str, sampled: bool) -> None:
