@@ -22,21 +22,23 @@ class Transform:
     transposed: bool = False
 
 
-def each(load: Callable[[Tensor], Tensor], save: Callable[[Tensor], Tensor]) -> Transform:
+def per_tensor(load: Callable[[Tensor], Tensor], save: Callable[[Tensor], Tensor]) -> Transform:
     """The same functions for every tensor of the rule."""
-    return Transform(lambda theirs: [load(t) for t in theirs], lambda ours: [save(t) for t in ours])
+    return Transform(
+        lambda theirs: [load(tensor) for tensor in theirs],
+        lambda ours: [save(tensor) for tensor in ours],
+    )
 
 
-SAME = each(lambda theirs: theirs, lambda ours: ours)
-TRANSPOSED = replace(each(Tensor.t, Tensor.t), transposed=True)
-LEADING_AXIS = each(
-    lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0)
-)  # theirs is (1, …)
+SAME = per_tensor(lambda theirs: theirs, lambda ours: ours)
+TRANSPOSED = replace(per_tensor(Tensor.t, Tensor.t), transposed=True)
+# Theirs is (1, …).
+LEADING_AXIS = per_tensor(lambda theirs: theirs.squeeze(0), lambda ours: ours.unsqueeze(0))
 
 
 def joined_axes(axis: int, parts: int) -> Transform:
     """Their `axis`, with `parts` entries, and the next one are a single axis of ours."""
-    return each(
+    return per_tensor(
         lambda theirs: theirs.flatten(axis, axis + 1),
         lambda ours: ours.unflatten(axis, (parts, -1)),
     )
@@ -46,7 +48,7 @@ def permuted(order: Sequence[int], axis: int = 0) -> Transform:
     """Along `axis`, their entry j is our entry order[j]."""
     indices = torch.tensor(order)
     inverse = indices.argsort()
-    return each(
+    return per_tensor(
         lambda theirs: theirs.index_select(axis, inverse.to(theirs.device)),
         lambda ours: ours.index_select(axis, indices.to(ours.device)),
     )

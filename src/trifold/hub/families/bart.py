@@ -52,7 +52,9 @@ ENTRIES = (
 
 def _dropout(value: float, fields: Fields) -> float | None:
     """The dropout before the classes; None where it is that of the model."""
-    return None if value == fields["dropout"] else value
+    if value == fields["dropout"]:
+        return None
+    return value
 
 
 DROPOUT = row(
@@ -158,22 +160,24 @@ LAYOUTS = {"halves": "sinusoidal-halves", "interleaved": "sinusoidal"}
 
 
 def _load_target(file: Any, fields: Fields) -> Fields:
-    shared = file.share_encoder_decoder_embeddings
-    return {"target_vocab_size": None if shared else file.decoder_vocab_size or file.vocab_size}
+    if file.share_encoder_decoder_embeddings:
+        return {"target_vocab_size": None}
+    return {"target_vocab_size": file.decoder_vocab_size or file.vocab_size}
 
 
 def _rules(config: ModelConfig) -> list[AnyRule]:
-    order = (*range(0, config.d_model, 2), *range(1, config.d_model, 2))
-    write, read = (
-        SAME if config.positions == "sinusoidal-halves" else permuted(order, n) for n in (0, 1)
-    )
+    outputs = inputs = SAME
+    if config.positions != "sinusoidal-halves":
+        order = (*range(0, config.d_model, 2), *range(1, config.d_model, 2))
+        outputs = permuted(order, 0)
+        inputs = permuted(order, 1)
     names = in_layer("model.{stack}.layers.{i}.", LAYER)
     # Modules that read the width of the model; all others write it.
     readers = {ours: theirs for ours, theirs in names.items() if "in_proj" in ours or "{p:" in ours}
     rules: list[AnyRule] = [
-        *modules(readers, read),
+        *modules(readers, inputs),
         *(
-            ParameterRule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", write)
+            ParameterRule(f"{ours}.{PART}", f"{names[ours]}.{{part}}", outputs)
             for ours in names
             if ours not in readers
         ),
@@ -195,7 +199,7 @@ def _rules(config: ModelConfig) -> list[AnyRule]:
         table = "model.{stack}.embed_tokens.weight"
     return [
         *rules,
-        ParameterRule("{stack}_embeddings.tokens.weight", table, read),
+        ParameterRule("{stack}_embeddings.tokens.weight", table, inputs),
         Copy("lm_head.weight", of=table.format(stack=side)),
         _logits_bias(config, f"{side}_embeddings.tokens.weight"),
     ]

@@ -238,9 +238,8 @@ COUNTS = {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}
 
 def order(rounds: int, groups: int, inner: int) -> tuple[int, ...]:
     """The block of each layer: each round executes one group, which is `inner` blocks in a row."""
-    group_of = (
-        int(number / (rounds / groups)) for number in range(rounds)
-    )  # rounded as in `transformers`
+    # Rounded as in `transformers`.
+    group_of = (int(number / (rounds / groups)) for number in range(rounds))
     return tuple(group * inner + block for group in group_of for block in range(inner))
 
 
@@ -256,12 +255,14 @@ def groups_of(config: ModelConfig) -> tuple[int, int, int]:
     blocks = max(config.block_of_layer) + 1
     # Without shared blocks there are inner ones, or `_load_groups` would have left block_of_layer
     # out.
-    inners = (
-        n for n in range(2 if blocks == layers else 1, blocks + 1) if blocks % n == layers % n == 0
-    )
-    for found in ((layers // inner, blocks // inner, inner) for inner in inners):
-        if found[1] <= found[0] and order(*found) == config.block_of_layer:
-            return found
+    least = 2 if blocks == layers else 1
+    for inner in range(least, blocks + 1):
+        if blocks % inner or layers % inner:
+            continue
+        rounds = layers // inner
+        groups = blocks // inner
+        if groups <= rounds and order(rounds, groups, inner) == config.block_of_layer:
+            return rounds, groups, inner
     raise SettingsError(f"block_of_layer: {config.block_of_layer} is not an order of equal groups")
 
 

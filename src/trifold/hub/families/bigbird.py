@@ -16,8 +16,10 @@ from trifold.nn import ModelConfig
 
 
 def _load_blocks(file: Any, fields: Fields) -> Fields:
+    if file.attention_type != "block_sparse":
+        return {"sparse_blocks": None}
     blocks = {"size": file.block_size, "random": file.num_random_blocks, "only_in_training": True}
-    return {"sparse_blocks": blocks if file.attention_type == "block_sparse" else None}
+    return {"sparse_blocks": blocks}
 
 
 def _save_blocks(config: ModelConfig) -> Fields:
@@ -48,12 +50,10 @@ def _pooler(config: ModelConfig, base: str) -> list[AnyRule]:
     square = f"{base}encoder.layer.0.attention.output.dense"
     if "span" in config.chosen_heads:
         return [Ignored(f"{base}pooler.{PART}")]
-    used = "pooler" in config.chosen_heads
-    return (
-        []
-        if used
-        else [Unused(f"{base}pooler.{p}", like=f"{square}.{p}") for p in ("weight", "bias")]
-    )
+    if "pooler" in config.chosen_heads:
+        return []
+    parts = ("weight", "bias")
+    return [Unused(f"{base}pooler.{part}", like=f"{square}.{part}") for part in parts]
 
 
 CLASSES = {name: bert.CLASSES[name] for name in ("Model", "ForPreTraining", "ForMaskedLM")}

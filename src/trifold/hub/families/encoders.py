@@ -43,12 +43,17 @@ from trifold.nn import ModelConfig
 
 # --- ELECTRA --------------------------------------------------------------------------------------
 
-# Embeddings as wide as the model have no projection.
+
+def _load_embedding_width(file: Any, fields: Fields) -> Fields:
+    """Embeddings as wide as the model have no projection."""
+    if file.embedding_size == fields["d_model"]:
+        return {"d_embedding": None}
+    return {"d_embedding": file.embedding_size}
+
+
 WIDTH = Entry(
     {"embedding_size": (up_to(2**20), 128)},
-    lambda file, f: {
-        "d_embedding": None if file.embedding_size == f["d_model"] else file.embedding_size
-    },
+    _load_embedding_width,
     lambda config: {"embedding_size": config.embedding_width},
 )
 ELECTRA_CLASSES = ("sequence", "token", "span")
@@ -117,59 +122,79 @@ SCORES = {"both": ["p2c", "c2p"], "content-to-position": ["c2p"], "position-to-c
 
 
 def _load_positions(file: Any, fields: Fields) -> Fields:
+    """Our fields for the keys of positions, in the scores or not."""
     norm = file.norm_rel_ebd.lower()
-    kinds = file.pos_att_type or []
-    kinds = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
+    kinds = _split_kinds(file.pos_att_type)
     if norm not in ("none", "layer_norm"):
         raise SettingsError(
             f"norm_rel_ebd: {file.norm_rel_ebd!r} is not known; known: none, layer_norm"
         )
-    if not file.relative_attention:
-        if kinds or norm != "none":
-            key = "pos_att_type" if kinds else "norm_rel_ebd"
-            raise SettingsError(f"{key}: {getattr(file, key)!r} needs relative_attention: true")
-        return {"positions": "learned" if file.position_biased_input else "none"}
+    if file.relative_attention:
+        return _load_disentangled(file, fields, kinds) | {"relative_norm": norm == "layer_norm"}
+    if kinds or norm != "none":
+        key = "pos_att_type" if kinds else "norm_rel_ebd"
+        raise SettingsError(f"{key}: {getattr(file, key)!r} needs relative_attention: true")
+    return {"positions": "learned" if file.position_biased_input else "none"}
+
+
+def _split_kinds(given: str | list[str] | None) -> list[str]:
+    """The kinds of scores in a list, or in a text that separates them by |."""
+    if isinstance(given, str):
+        return [kind.strip() for kind in given.lower().split("|")]
+    return given or []
+
+
+def _load_disentangled(file: Any, fields: Fields, kinds: list[str]) -> Fields:
+    """Our fields for positions in the scores, whose distances are in buckets that widen, or each
+    for itself.
+    """
     scores = [ours for ours, theirs in SCORES.items() if sorted(theirs) == sorted(kinds)]
     if not scores:
         raise SettingsError(
             f"pos_att_type: {file.pos_att_type!r} is not known; known: p2c|c2p, c2p, p2c"
         )
-    farthest = (
-        file.max_relative_positions if file.max_relative_positions > 0 else fields["max_positions"]
-    )
-    log = file.position_buckets > 0
+    farthest = file.max_relative_positions
+    if farthest <= 0:
+        farthest = fields["max_positions"]
     buckets = file.position_buckets
-    least = buckets // 2 + 2 if log else 2
+    widening = buckets > 0
+    least = buckets // 2 + 2 if widening else 2
     if buckets == 1 or farthest < least:
-        what = (
-            f"position_buckets: {buckets} with max_relative_positions: {farthest} is not supported"
+        raise SettingsError(
+            f"position_buckets: {buckets} with max_relative_positions: {farthest} is not "
+            f"supported; choose other buckets than 1, and at least {least} positions"
         )
-        raise SettingsError(f"{what}; choose other buckets than 1, and at least {least} positions")
-    return {
+    loaded: Fields = {
         "positions": "disentangled",
         "learned_positions": file.position_biased_input,
-        "relative_buckets": 2 * (buckets if log else farthest),
         "relative_scores": scores[0],
         "relative_shared": file.share_att_key,
-        "relative_norm": norm == "layer_norm",
-        **({"relative_distance": farthest} if log else {"relative_log": False}),
     }
+    if widening:
+        return loaded | {"relative_buckets": 2 * buckets, "relative_distance": farthest}
+    return loaded | {"relative_buckets": 2 * farthest, "relative_log": False}
 
 
 def _save_positions(config: ModelConfig) -> Fields:
+    """The inverse of `_load_positions`."""
     if config.positions != "disentangled":
         return {"relative_attention": False, "position_biased_input": config.positions == "learned"}
-    span = config.relative_buckets // 2
-    log = config.relative_log
-    return {
+    keys: Fields = {
         "relative_attention": True,
         "position_biased_input": config.learned_positions,
-        "position_buckets": span if log else -1,
-        "max_relative_positions": config.relative_distance if log else span,
         "pos_att_type": SCORES[config.relative_scores],
         "share_att_key": config.relative_shared,
         "norm_rel_ebd": "layer_norm" if config.relative_norm else "none",
     }
+    span = config.relative_buckets // 2
+    if config.relative_log:
+        distances = {
+            "position_buckets": span,
+            "max_relative_positions": config.relative_distance,
+        }
+    else:
+        distances = {"position_buckets": -1, "max_relative_positions": span}
+    return keys | distances
 
 
 DEBERTA_ATTENTION = {
@@ -193,6 +218,13 @@ def _old_names(config: ModelConfig, base: str) -> list[AnyRule]:
     if "lm" in config.chosen_heads:
         return [Renamed(old, new) for old, new in OLD_NAMES.items()]
     return [Ignored(name) for name in OLD_NAMES]
+
+
+def _load_legacy(file: Any, fields: Fields) -> Fields:
+    """The key changes only names; without it, the head uses the table of embeddings in any case."""
+    if file.legacy:
+        return {}
+    return {"tie_lm_head": True}
 
 
 POSITIONS = Entry(
@@ -220,10 +252,7 @@ DEBERTA = bert.FAMILY.related(
     row("pooler_hidden_act", "pooler_activation", "gelu"),
     POSITIONS,
     nested("convolution", "conv_kernel_size", **CONVOLUTION),
-    # It changes only names; without it, the head uses the table of embeddings in any case.
-    Entry(
-        {"legacy": (bool, True)}, lambda file, fields: {} if file.legacy else {"tie_lm_head": True}
-    ),
+    Entry({"legacy": (bool, True)}, _load_legacy),
     repeats("embedding_size", "hidden_size"),
     repeats("pooler_hidden_size", "hidden_size"),
     repeats("attention_head_size", "hidden_size", times="num_attention_heads"),
@@ -248,7 +277,9 @@ DEBERTA = bert.FAMILY.related(
 
 
 def _save_windows(config: ModelConfig) -> Fields:
-    width = 128 if config.sliding_window is None else 2 * (config.sliding_window - 1) or 1
+    width = 128
+    if config.sliding_window is not None:
+        width = max(1, 2 * (config.sliding_window - 1))
     return {"layer_types": layer_types(config), "local_attention": width}
 
 

@@ -75,7 +75,9 @@ def _load_qwen(file: Any, fields: Fields) -> Fields:
         raise SettingsError(
             f"num_local_experts: {count} contradicts num_experts {file.num_experts}"
         )
-    experts = fields["experts"] | ({} if count is None else {"count": count})
+    experts = fields["experts"].copy()
+    if count is not None:
+        experts["count"] = count
     return {"experts": experts, "sliding_window": window}
 
 
@@ -118,8 +120,8 @@ def fused(count: int, parts: int = 1) -> Transform:
     """
 
     def load(theirs: Tensors) -> Tensors:
-        split: Iterator[Tensor] = (each.unflatten(-1, (-1, parts)) for each in theirs[0])
-        return [part.t() for each in split for part in each.unbind(-1)]
+        experts: Iterator[Tensor] = (expert.unflatten(-1, (-1, parts)) for expert in theirs[0])
+        return [part.t() for expert in experts for part in expert.unbind(-1)]
 
     def save(ours: Tensors) -> Tensors:
         whole = ours[0].new_empty(count, *ours[0].t().shape, parts)
@@ -131,8 +133,9 @@ def fused(count: int, parts: int = 1) -> Transform:
 
 
 def _fused_rules(config: ModelConfig, base: str) -> list[AnyRule]:
-    assert group_of(config, "experts") is not None
-    count = group_of(config, "experts").count
+    experts = group_of(config, "experts")
+    assert experts is not None
+    count = experts.count
     rules = list[AnyRule]()
     layer = f"{base}layers.{{i}}."
     for names, theirs in ((("gate_proj", "in_proj"), "gate_up_proj"), (("out_proj",), "down_proj")):
@@ -187,42 +190,37 @@ INNER_EPSILON = 1e-6  # of the norms in attention, which have no key
 
 def _scale(fields: Fields, factor: float, share: float) -> float:
     """The factor of scores; share: `mscale_all_dim`."""
-    magnitude = 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
+    magnitude = 1.0
+    if factor > 1:
+        magnitude += 0.1 * share * math.log(factor)
     return float((fields["d_head"] + fields["latent"]["d_rotary"]) ** -0.5 * magnitude * magnitude)
 
 
 def _load_deepseek(file: Any, fields: Fields) -> Fields:
     if not fields["experts"]["shared"]:
         raise SettingsError("n_shared_experts: 0 is not supported; set at least 1")
-    found = ROPE.load(file, fields)
+    loaded = ROPE.load(file, fields)
+    scaling = loaded["rotary_scaling"]
     keys = getattr(file, rope_place(file))
-    if found["rotary_scaling"] is not None and keys is not None and keys.mscale_all_dim:
-        found["attention_scale"] = _scale(
-            fields, found["rotary_scaling"]["factor"], keys.mscale_all_dim
-        )
-    own = None if fields["norm_epsilon"] == INNER_EPSILON else INNER_EPSILON
-    return found | {"latent": fields["latent"] | {"norm_epsilon": own}}
+    if scaling is not None and keys is not None and keys.mscale_all_dim:
+        loaded["attention_scale"] = _scale(fields, scaling["factor"], keys.mscale_all_dim)
+    epsilon = None if fields["norm_epsilon"] == INNER_EPSILON else INNER_EPSILON
+    return loaded | {"latent": fields["latent"] | {"norm_epsilon": epsilon}}
 
 
 def _save_deepseek(config: ModelConfig) -> Fields:
     keys = ROPE.save(config) | {"num_key_value_heads": config.n_heads}
     if config.attention_scale is None:
         return keys
-    factor = (
-        1.0
-        if group_of(config, "rotary_scaling") is None
-        else group_of(config, "rotary_scaling").factor
-    )
-    if group_of(config, "latent") is None or factor == 1:
+    scaling = group_of(config, "rotary_scaling")
+    latent = group_of(config, "latent")
+    if latent is None or scaling is None or scaling.factor == 1:
         raise SettingsError("attention_scale: only supported together with rotary_scaling")
-    fields = {
-        "d_head": config.head_width,
-        "latent": {"d_rotary": group_of(config, "latent").d_rotary},
-    }
-    share = (math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0)) - 1) / (
-        0.1 * math.log(factor)
-    )
-    share = solution(share, lambda each: _scale(fields, factor, each), config.attention_scale)
+    factor = scaling.factor
+    fields = {"d_head": config.head_width, "latent": {"d_rotary": latent.d_rotary}}
+    magnitude = math.sqrt(config.attention_scale / _scale(fields, 1.0, 0.0))
+    guess = (magnitude - 1) / (0.1 * math.log(factor))
+    share = solution(guess, lambda share: _scale(fields, factor, share), config.attention_scale)
     keys["rope_parameters"]["mscale_all_dim"] = share
     return keys
 
@@ -241,11 +239,10 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     tokens.
     """
     layer = f"{base}layers.{{i}}."
-    queries = (
-        "q_proj"
-        if group_of(config, "latent") is None or group_of(config, "latent").query_width is None
-        else "q_b_proj"
-    )
+    latent = group_of(config, "latent")
+    queries = "q_b_proj"
+    if latent is None or latent.query_width is None:
+        queries = "q_proj"
     return [
         *modules({f"{BLOCK}self_attention.sublayer.q_proj": f"{layer}self_attn.{queries}"}),
         ParameterRule(

@@ -26,31 +26,49 @@ NORMS = {
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
+    """Our fields for the wiring of a layer, its heads and its positions."""
     heads = fields["n_heads"]
-    new = file.new_decoder_architecture
-    norms = file.num_ln_in_parallel_attn or (2 if new else 1)
-    if new and not file.parallel_attn:
-        raise SettingsError(
-            "parallel_attn: false is not supported where new_decoder_architecture is true"
-        )
-    if file.parallel_attn and norms == 2 and not new:
-        raise SettingsError("num_ln_in_parallel_attn: 2 needs new_decoder_architecture: true")
-    residual = (
-        ("parallel-two-norms" if norms == 2 else "parallel") if file.parallel_attn else "sequential"
-    )
-    kv_heads = file.num_kv_heads or heads if new else 1 if file.multi_query else heads
-    layers = {"residual": residual, "n_kv_heads": kv_heads}
+    layers = {"residual": _wiring(file), "n_kv_heads": _kv_heads(file, heads)}
     if not file.alibi:
         return layers | ROPE.load(file, fields)
     scale = float(max(fields["d_model"] // heads, 1) ** -0.5)
     return layers | {"positions": "alibi", "alibi_rounded": True, "alibi_scale": scale}
 
 
+def _wiring(file: Any) -> str:
+    """Our value of `residual`. Raises SettingsError for keys that only the new architecture has,
+    and for one that it does not have.
+    """
+    new = file.new_decoder_architecture
+    if not file.parallel_attn:
+        if new:
+            raise SettingsError(
+                "parallel_attn: false is not supported where new_decoder_architecture is true"
+            )
+        return "sequential"
+    default = 2 if new else 1
+    norms = file.num_ln_in_parallel_attn or default
+    if norms == 1:
+        return "parallel"
+    if not new:
+        raise SettingsError("num_ln_in_parallel_attn: 2 needs new_decoder_architecture: true")
+    return "parallel-two-norms"
+
+
+def _kv_heads(file: Any, heads: int) -> int:
+    """The heads of keys and values; the two architectures have different keys for them."""
+    if file.new_decoder_architecture:
+        return file.num_kv_heads or heads
+    if file.multi_query:
+        return 1
+    return heads
+
+
 def _save_layers(config: ModelConfig) -> Fields:
+    """The inverse of `_load_layers`."""
     new = config.residual == "parallel-two-norms" or config.kv_heads not in (1, config.n_heads)
     alibi = config.positions == "alibi"
-    return {
-        **({} if alibi else ROPE.save(config)),
+    keys = {
         "alibi": alibi,
         "new_decoder_architecture": new,
         "num_ln_in_parallel_attn": len(NORMS[config.residual]) if new else None,
@@ -58,6 +76,9 @@ def _save_layers(config: ModelConfig) -> Fields:
         "multi_query": config.kv_heads == 1,
         "num_kv_heads": config.kv_heads,
     }
+    if alibi:
+        return keys
+    return keys | ROPE.save(config)
 
 
 # What BLOOM has too.
@@ -81,10 +102,9 @@ BASE = gpt.BASE.related(
 
 
 def _norms(config: ModelConfig, base: str) -> list[AnyRule]:
-    own = dict(
-        zip(("self_attention.enter", "feed_forward.enter"), NORMS[config.residual], strict=False)
-    )
-    return modules(in_layer(f"{base}h.{{i}}.", own))
+    ours = ("self_attention.enter", "feed_forward.enter")
+    names = dict(zip(ours, NORMS[config.residual], strict=False))
+    return modules(in_layer(f"{base}h.{{i}}.", names))
 
 
 RULES = TensorRules(

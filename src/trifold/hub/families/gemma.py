@@ -16,7 +16,19 @@ from trifold.hub.families import llama
 from trifold.hub.families.gpt import CLASSES, classes
 from trifold.hub.family import LABELED, STACK, Family, TensorRules, with_defaults
 from trifold.hub.rope import layered_rope, windows
-from trifold.hub.rows import ACTIVATIONS, SIZE, Ends, Entry, Fields, ids, resized, row, rows, same
+from trifold.hub.rows import (
+    ACTIVATIONS,
+    SIZE,
+    Ends,
+    Entry,
+    Fields,
+    first_id,
+    ids,
+    resized,
+    row,
+    rows,
+    same,
+)
 from trifold.nn import ModelConfig
 from trifold.nn.config import DECODER_SIZES
 
@@ -94,14 +106,18 @@ def _load_direction(file: Any, fields: Fields) -> Fields:
     if not file.use_bidirectional_attention:
         return {"shape": "decoder"}
     window = fields.get("sliding_window")
-    return {"shape": "encoder", "sliding_window": None if window is None else window // 2 + 1}
+    if window is not None:
+        window = window // 2 + 1
+    return {"shape": "encoder", "sliding_window": window}
 
 
 def _save_direction(config: ModelConfig) -> Fields:
-    window = config.sliding_window
+    """The inverse of `_load_direction`."""
     encodes = config.shape == "encoder"
-    both = {"sliding_window": max(1, 2 * (window - 1))} if encodes and window is not None else {}
-    return {"use_bidirectional_attention": encodes, **both}
+    keys: Fields = {"use_bidirectional_attention": encodes}
+    if encodes and config.sliding_window is not None:
+        keys["sliding_window"] = max(1, 2 * (config.sliding_window - 1))
+    return keys
 
 
 GEMMA3 = GEMMA2.related(
@@ -151,6 +167,9 @@ def _read_stack(file: Any, side: str) -> ModelConfig:
 
 
 def _load_stacks(file: Any, fields: Fields) -> Fields:
+    """Our fields for the keys of both stacks, which must agree except for a few. An encoder alone
+    has both in its file.
+    """
     encoder = _read_stack(file, "encoder")
     decoder = _read_stack(file, "decoder")
     decodes = fields["shape"] == "encoder-decoder"
@@ -158,36 +177,17 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
         raise SettingsError(
             f"is_encoder_decoder: {file.is_encoder_decoder} is not supported for this class"
         )
-    decoder = decoder if decodes else encoder
-    keys = MODULE.write(encoder)
-    others = MODULE.write(decoder)
-    scale = (
-        encoder.attention_scale or decoder.attention_scale
-    )  # None: by the width of the own heads
-    own = {*OWN, *IDS} | ({"query_pre_attn_scalar"} if scale is None else set())
-    own |= {"max_position_embeddings"} if encoder.rotary_scaling is None else set()
-    for key, value in keys.items():
-        if key not in own and others[key] != value:
-            raise SettingsError(
-                f"decoder.{key}: {others[key]} differs from that of the encoder, {value}; this "
-                "is not supported"
-            )
-    window = encoder.sliding_window
-    decoder_window = decoder.sliding_window
-    if any(
-        one != other for one, other in zip(keys["layer_types"], others["layer_types"], strict=False)
-    ):
-        if window is None or decoder_window is not None:
-            raise SettingsError(
-                "decoder.layer_types: differs from that of the encoder; this is not supported"
-            )
-        decoder_window = 0
-        pattern = encoder.window_pattern
-    else:
-        window, decoder_window = window or decoder_window, decoder_window or window
-        pattern = max(encoder, decoder, key=lambda stack: stack.n_layers).window_pattern
-    found = {name: value for name, value in encoder if name not in fields}
-    found |= {
+    if not decodes:
+        decoder = encoder
+    scale = encoder.attention_scale or decoder.attention_scale
+    encoder_keys = MODULE.write(encoder)
+    decoder_keys = MODULE.write(decoder)
+    _check_agreement(encoder, encoder_keys, decoder_keys, scale)
+    layers = zip(encoder_keys["layer_types"], decoder_keys["layer_types"], strict=False)
+    same_layers = all(of_encoder == of_decoder for of_encoder, of_decoder in layers)
+    window, decoder_window, pattern = _load_windows(encoder, decoder, same_layers=same_layers)
+    loaded = {name: value for name, value in encoder if name not in fields}
+    loaded |= {
         "n_kv_heads": encoder.kv_heads,
         "d_head": encoder.head_width,
         "attention_scale": scale,
@@ -195,36 +195,82 @@ def _load_stacks(file: Any, fields: Fields) -> Fields:
         "sliding_window": None if window is None else window + 1,
         "window_pattern": pattern,
         "logit_soft_cap": decoder.logit_soft_cap,
-        **{ours: getattr(decoder, ours) for ours in IDS.values()},
+        **_load_ids(file, decoder),
     }
+    if decodes:
+        explicit = with_defaults(decoder)
+        loaded |= {ours: getattr(explicit, shared) for ours, shared in DECODER_SIZES.items()}
+        loaded |= {"target_vocab_size": decoder.vocab_size, "decoder_window": decoder_window}
+    return loaded
+
+
+def _check_agreement(
+    encoder: ModelConfig, encoder_keys: Fields, decoder_keys: Fields, scale: float | None
+) -> None:
+    """Raise SettingsError for a key that differs and may not. scale: of both stacks; None if each
+    has that of the width of its heads.
+    """
+    may_differ = {*OWN, *IDS}
+    if scale is None:
+        may_differ.add("query_pre_attn_scalar")
+    if encoder.rotary_scaling is None:
+        may_differ.add("max_position_embeddings")
+    for key, value in encoder_keys.items():
+        if key not in may_differ and decoder_keys[key] != value:
+            raise SettingsError(
+                f"decoder.{key}: {decoder_keys[key]} differs from that of the encoder, {value}; "
+                "this is not supported"
+            )
+
+
+def _load_windows(
+    encoder: ModelConfig, decoder: ModelConfig, *, same_layers: bool
+) -> tuple[int | None, int | None, tuple[Any, ...]]:
+    """The window of the encoder, that of the decoder, and the pattern of both.
+
+    same_layers: whether the same layers have windows. If not, only the encoder may have windows.
+    """
+    window = encoder.sliding_window
+    decoder_window = decoder.sliding_window
+    if same_layers:
+        longer = max(encoder, decoder, key=lambda stack: stack.n_layers)
+        return window or decoder_window, decoder_window or window, longer.window_pattern
+    if window is None or decoder_window is not None:
+        raise SettingsError(
+            "decoder.layer_types: differs from that of the encoder; this is not supported"
+        )
+    return window, 0, encoder.window_pattern
+
+
+def _load_ids(file: Any, decoder: ModelConfig) -> Fields:
+    """The special tokens of the model, or else those of the decoder."""
+    tokens: Fields = {}
     for key, ours in IDS.items():
-        if (given := getattr(file, key)) is not None:
-            found[ours] = given[0] if isinstance(given, list) else given
-    if not decodes:
-        return found
-    explicit = with_defaults(decoder)
-    found |= {own: getattr(explicit, ours) for own, ours in DECODER_SIZES.items()}
-    return found | {"target_vocab_size": decoder.vocab_size, "decoder_window": decoder_window}
+        given = first_id(getattr(file, key))
+        tokens[ours] = getattr(decoder, ours) if given is None else given
+    return tokens
 
 
 def _save_stacks(config: ModelConfig) -> Fields:
+    """The inverse of `_load_stacks`."""
     decodes = config.shape == "encoder-decoder"
     window = config.sliding_window
     alone: Fields = {"shape": "decoder", "heads": (), **dict.fromkeys(DECODER_SIZES)}
     encoder = config.model_copy(
         update=alone | {"sliding_window": None if window is None else window - 1}
     )
-    decoder = config.decoder_side.model_copy(
-        update=alone | {"vocab_size": config.output_vocab_size}
-    )
-    sides = {"encoder": encoder, "decoder": decoder if decodes else encoder}
+    decoder = encoder
+    if decodes:
+        sizes = {"vocab_size": config.output_vocab_size}
+        decoder = config.decoder_side.model_copy(update=alone | sizes)
     kind = {"model_type": MODULE.model_type}
-    keys = {
-        side: MODULE.write(own) | kind | {"is_decoder": side == "decoder"}
-        for side, own in sides.items()
+    return {
+        "encoder": MODULE.write(encoder) | kind | {"is_decoder": False},
+        "decoder": MODULE.write(decoder) | kind | {"is_decoder": True},
+        **{key: getattr(config, ours) for key, ours in IDS.items()},
+        "vocab_size": config.output_vocab_size,
+        "is_encoder_decoder": decodes,
     }
-    keys |= {key: getattr(config, ours) for key, ours in IDS.items()}
-    return keys | {"vocab_size": config.output_vocab_size, "is_encoder_decoder": decodes}
 
 
 ENCODER: Fields = {"shape": "encoder"}

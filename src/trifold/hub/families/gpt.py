@@ -42,7 +42,8 @@ CLASSES: dict[str, Fields] = {
 
 def classes(*without: str, lm: str = "ForCausalLM") -> dict[str, Fields]:
     """The classes of a family that lacks some; `lm` is the ending of the one that generates."""
-    table = {lm if name == "ForCausalLM" else name: fields for name, fields in CLASSES.items()}
+    renamed = {"ForCausalLM": lm}
+    table = {renamed.get(name, name): fields for name, fields in CLASSES.items()}
     return {name: fields for name, fields in table.items() if name not in without}
 
 
@@ -129,11 +130,19 @@ GPT2 = GPT.related(
     ignored=f"{GPT_IGNORED} reorder_and_upcast_attn",  # the same numbers, rounded later
 )
 
+
+def _load_multi_query(file: Any, fields: Fields) -> Fields:
+    """One head of keys and values, or as many as of queries."""
+    if file.multi_query:
+        return {"n_kv_heads": 1}
+    return {"n_kv_heads": None}
+
+
 BIGCODE = GPT2.related(
     "gpt_bigcode",
     Entry(
         {"multi_query": (bool, True)},
-        lambda file, fields: {"n_kv_heads": 1 if file.multi_query else None},
+        _load_multi_query,
         lambda config: {"multi_query": config.kv_heads == 1},
     ),
     stem="GPTBigCode",
@@ -173,21 +182,13 @@ WINDOW = 256
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
-    types: list[Any] = (
-        [[["global", "local"], 12]] if file.attention_types is None else file.attention_types
-    )
-    count = 0
-    for item in types:
-        match item:
-            case [[*kinds], int(times)] if times >= 0 and all(
-                k in ("global", "local") for k in kinds
-            ):
-                count += times * len(kinds)
-            case _:
-                raise SettingsError(
-                    f"attention_types: {item!r} is not [kinds, repetitions] with the kinds "
-                    "global and local"
-                )
+    """The windows of layers. Raises SettingsError for items that are not kinds with repetitions,
+    and for another number of layers.
+    """
+    types: list[Any] = file.attention_types
+    if types is None:
+        types = [[["global", "local"], 12]]
+    count = sum(_count_layers(item) for item in types)  # before they are expanded
     if count != file.num_layers:
         raise SettingsError(
             f"attention_types: has {count} layers, but num_layers is {file.num_layers}"
@@ -201,7 +202,20 @@ def _load_layers(file: Any, fields: Fields) -> Fields:
     return window_fields(layers, file.window_size)
 
 
+def _count_layers(item: Any) -> int:
+    """The layers that an item of attention_types stands for."""
+    match item:
+        case [[*kinds], int(times)] if times >= 0 and all(
+            kind in ("global", "local") for kind in kinds
+        ):
+            return times * len(kinds)
+    raise SettingsError(
+        f"attention_types: {item!r} is not [kinds, repetitions] with the kinds global and local"
+    )
+
+
 def _save_layers(config: ModelConfig) -> Fields:
+    """The inverse of `_load_layers`."""
     layers = ["local" if config.window(n) else "global" for n in range(config.n_layers)]
     window = config.sliding_window or WINDOW
     return {"attention_types": [[layers, 1]], "attention_layers": layers, "window_size": window}

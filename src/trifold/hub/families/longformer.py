@@ -26,8 +26,9 @@ def _load_window(file: Any, fields: Fields) -> Fields:
             f"attention_window: {window} is not supported; give one even number, or one for "
             f"each of {layers} layers"
         )
-    first, *_ = ours = [size // 2 + 1 for size in sizes]
-    pattern = repeated(["local" if size == first else size for size in ours])
+    windows = [size // 2 + 1 for size in sizes]
+    first = windows[0]
+    pattern = repeated(["local" if window == first else window for window in windows])
     return {"sliding_window": first, "window_pattern": pattern}
 
 

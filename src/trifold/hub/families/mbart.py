@@ -66,9 +66,8 @@ PEGASUS = MBART.related(
 
 
 def _m2m_more(config: ModelConfig, base: str) -> list[AnyRule]:
-    return [
-        rule for rule in bart.more(config, base) if not isinstance(rule, ParameterRule | Zeros)
-    ]  # no bias here
+    """The rules of BART without those of the bias of logits."""
+    return [rule for rule in bart.more(config, base) if not isinstance(rule, ParameterRule | Zeros)]
 
 
 M2M = MBART.related(
@@ -99,9 +98,10 @@ M2M = MBART.related(
 def _load_layers(file: Any, fields: Fields) -> Fields:
     width = file.word_embed_proj_dim or fields["d_model"]
     pre = fields["norm_placement"] == "pre"
+    without_norm = pre and file.remove_final_layer_norm
     projected = width != fields["d_model"]
     return {
-        "decoder_final_norm": False if pre and file.remove_final_layer_norm else None,
+        "decoder_final_norm": False if without_norm else None,
         "d_embedding": width if projected else None,
         "token_projection": projected,
     }

@@ -17,37 +17,33 @@ from trifold.hub.family import STACK, TensorRules
 from trifold.hub.rope import repeated
 from trifold.hub.rows import Entry, Fields, fixed, group_of, ids, nested, resized, row, rows, same
 from trifold.hub.rules import AnyRule, ParameterRule, Unused
-from trifold.hub.transforms import LEADING_AXIS, each
+from trifold.hub.transforms import LEADING_AXIS, per_tensor
 from trifold.nn import ModelConfig
 from trifold.nn.config import MAX_LAYERS
 
 LAYERS = Annotated[list[Literal["lsh", "local"]], Field(min_length=1, max_length=MAX_LAYERS)]
 Bucket = Annotated[int, Field(gt=0, le=2**20, multiple_of=2)]
 BUCKETS = Bucket | Annotated[list[Bucket], Field(min_length=1)] | None
-MIDDLE_AXIS = each(
-    lambda theirs: theirs.squeeze(1), lambda ours: ours.unsqueeze(1)
-)  # theirs is (n, 1, …)
+# Theirs is (n, 1, …).
+MIDDLE_AXIS = per_tensor(lambda theirs: theirs.squeeze(1), lambda ours: ours.unsqueeze(1))
 
 
 def _load_layers(file: Any, fields: Fields) -> Fields:
     buckets = file.num_buckets
     layers = file.attn_layers
-    own = {
-        "buckets": (buckets,) if isinstance(buckets, int) else buckets,
-        "layers": repeated(layers),
-    }
-    return {"lsh": fields["lsh"] | own, "n_layers": len(layers)}
+    if isinstance(buckets, int):
+        buckets = (buckets,)
+    lsh = fields["lsh"] | {"buckets": buckets, "layers": repeated(layers)}
+    return {"lsh": lsh, "n_layers": len(layers)}
 
 
 def _save_layers(config: ModelConfig) -> Fields:
-    buckets = group_of(config, "lsh").buckets or (None,)
-    layers = [
-        "lsh" if group_of(config, "lsh").sorts(layer) else "local"
-        for layer in range(config.n_layers)
-    ]
+    """The inverse of `_load_layers`."""
+    lsh = group_of(config, "lsh")
+    buckets = lsh.buckets or (None,)
     return {
         "num_buckets": buckets[0] if len(buckets) == 1 else list(buckets),
-        "attn_layers": layers,
+        "attn_layers": ["lsh" if lsh.sorts(layer) else "local" for layer in range(config.n_layers)],
     }
 
 
@@ -71,14 +67,12 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     for layer in range(config.n_layers):
         ours = f"{STACK}.blocks.{{i:{layer}}}.self_attention.sublayer"
         theirs = f"{base}encoder.layers.{{i}}.attention.self_attention"
-        names = (
-            {"q_proj": "query_key"}
-            if group_of(config, "lsh").sorts(layer)
-            else {"q_proj": "query", "k_proj": "key"}
-        )
+        names = {"q_proj": "query", "k_proj": "key"}
+        if group_of(config, "lsh").sorts(layer):
+            names = {"q_proj": "query_key"}
         rules += [
-            ParameterRule(f"{ours}.{own}.weight", f"{theirs}.{name}.weight")
-            for own, name in names.items()
+            ParameterRule(f"{ours}.{our_name}.weight", f"{theirs}.{their_name}.weight")
+            for our_name, their_name in names.items()
         ]
     if "lm" in config.chosen_heads:  # the reference does not add its bias to the logits
         table = "lm_head.decoder.weight"

@@ -43,10 +43,12 @@ CLASSES: dict[str, Fields] = {
 
 
 def _scale(scaled: bool | str | None, fields: Fields) -> float:
-    scaled = (
-        fields["tie_lm_head"] if scaled == "" else scaled
-    )  # "": the key is missing; null means no
-    return float(fields["d_model"] ** -0.5) if scaled and "lm" in fields["heads"] else 1.0
+    """The factor of logits. scaled: "" where the key is missing; null means no."""
+    if scaled == "":
+        scaled = fields["tie_lm_head"]
+    if not scaled or "lm" not in fields["heads"]:
+        return 1.0
+    return float(fields["d_model"] ** -0.5)
 
 
 def _first_token(fields: Fields) -> int:
@@ -55,22 +57,27 @@ def _first_token(fields: Fields) -> int:
 
 
 def _load_activation(file: Any, fields: Fields) -> Fields:
+    """`feed_forward_proj` names both; the other keys override it."""
     name = file.feed_forward_proj
     gated = file.is_gated_act
-    # "gated-gelu" is the one name whose activation is not its second half.
-    second = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
+    if gated is None:
+        gated = name.startswith("gated-")
     key = "feed_forward_proj" if file.dense_act_fn is None else "dense_act_fn"
-    return {
-        "gated": name.startswith("gated-") if gated is None else gated,
-        "activation": lookup(key, file.dense_act_fn or second),
-    }
+    activation = name.removeprefix("gated-")
+    if name == "gated-gelu":  # the one name whose activation is not its second half
+        activation = "gelu_new"
+    return {"gated": gated, "activation": lookup(key, file.dense_act_fn or activation)}
 
 
 def _save_activation(config: ModelConfig) -> Fields:
-    act = "gelu_new" if config.activation == "gelu-tanh" else name_of(config.activation)
+    """The inverse of `_load_activation`."""
+    activation = "gelu_new" if config.activation == "gelu-tanh" else name_of(config.activation)
+    name = activation
+    if config.gated:
+        name = f"gated-{activation.removesuffix('_new')}"
     return {
-        "feed_forward_proj": f"gated-{act.removesuffix('_new')}" if config.gated else act,
-        "dense_act_fn": act,
+        "feed_forward_proj": name,
+        "dense_act_fn": activation,
         "is_gated_act": config.gated,
     }
 
@@ -101,14 +108,17 @@ PROJECTIONS = {"{p:q|k|v|o}_proj": "{p}", "gate_proj": "wi_0", "in_proj": "wi", 
 
 def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     table = f"{base}shared.weight"
-    return tied(f"{base}{STACK}.embed_tokens", table) + (
-        tied("lm_head", table) if config.tie_lm_head else []
-    )
+    copies = tied(f"{base}{STACK}.embed_tokens", table)
+    if config.tie_lm_head:
+        copies += tied("lm_head", table)
+    return copies
 
 
 def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]:
     """encoder: their name of the encoder's self-attention."""
-    projections = PROJECTIONS | ({"in_proj": "wi_1"} if config.gated else {})
+    projections = PROJECTIONS.copy()
+    if config.gated:
+        projections["in_proj"] = "wi_1"
     names = {
         "encoder.offsets": f".encoder.block.0.layer.0.{encoder}.relative_attention_bias",
         "decoder.offsets": ".decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
@@ -117,17 +127,18 @@ def _rules(config: ModelConfig, encoder: str = "SelfAttention") -> list[AnyRule]
         "heads.token.out_proj": "classifier",
         "lm_head": "lm_head",
     }
-    for ours, name in LAYERS.items():
-        theirs = name.replace("SelfAttention", encoder) if ours.startswith("encoder") else name
+    for ours, theirs in LAYERS.items():
+        if ours.startswith("encoder"):
+            theirs = theirs.replace("SelfAttention", encoder)
         names[f"{ours}.enter"] = f"{theirs.rpartition('.')[0]}.layer_norm"
-        names |= {f"{ours}.sublayer.{mine}": f"{theirs}.{own}" for mine, own in projections.items()}
+        for our_matrix, their_matrix in projections.items():
+            names[f"{ours}.sublayer.{our_matrix}"] = f"{theirs}.{their_matrix}"
     names["encoder.blocks.{i}.self_attention.sublayer.summary_norm"] = (
         f".encoder.block.{{i}}.layer.0.{encoder}.global_input_layer_norm"
     )
+    wraps_model = bool(LABELED.intersection(config.chosen_heads))
     return TensorRules(
-        "transformer"
-        if LABELED.intersection(config.chosen_heads)
-        else "",  # these wrap the whole model
+        "transformer" if wraps_model else "",
         ".shared",
         names,
         more=_more,
@@ -213,22 +224,30 @@ KINDS = {"local": "LocalSelfAttention", "transient-global": "TransientGlobalSelf
 
 
 def _load_encoder(file: Any, fields: Fields) -> Fields:
+    """The window and the summaries of the encoder; the decoder has no window."""
     kind = lookup(
         "encoder_attention_type", file.encoder_attention_type, {name: name for name in KINDS}
     )
-    block = file.global_block_size if kind == "transient-global" else None
-    full = 0 if fields["shape"] == "encoder-decoder" else None  # in the decoder
-    return {"sliding_window": file.local_radius + 1, "decoder_window": full, "summary_block": block}
+    return {
+        "sliding_window": file.local_radius + 1,
+        "decoder_window": 0 if fields["shape"] == "encoder-decoder" else None,
+        "summary_block": file.global_block_size if kind == "transient-global" else None,
+    }
 
 
 def _save_encoder(config: ModelConfig) -> Fields:
-    block = {} if config.summary_block is None else {"global_block_size": config.summary_block}
+    """The inverse of `_load_encoder`."""
     radius = (config.sliding_window or 0) - 1  # -1, which cannot be read, without a window
-    return {"local_radius": radius, "encoder_attention_type": _kind(config), **block}
+    keys: Fields = {"local_radius": radius, "encoder_attention_type": _kind(config)}
+    if config.summary_block is not None:
+        keys["global_block_size"] = config.summary_block
+    return keys
 
 
 def _kind(config: ModelConfig) -> str:
-    return "local" if config.summary_block is None else "transient-global"
+    if config.summary_block is None:
+        return "local"
+    return "transient-global"
 
 
 def _long_rules(config: ModelConfig) -> list[AnyRule]:

@@ -12,7 +12,7 @@ from trifold.hub.family import PART, TensorRules
 from trifold.hub.images import height_and_width
 from trifold.hub.rows import Entry, Fields, resized, row, rows, up_to
 from trifold.hub.rules import AnyRule, Ignored, ParameterRule, Renamed
-from trifold.hub.transforms import LEADING_AXIS, chain, each
+from trifold.hub.transforms import LEADING_AXIS, chain, per_tensor
 from trifold.nn import ModelConfig
 
 Size = int | list[int]  # the side of a square, or [height, width]
@@ -28,8 +28,17 @@ def _load_sizes(file: Any, fields: Fields) -> Fields:
 def _save_sizes(config: ModelConfig) -> Fields:
     if config.image_size is None or config.patch_size is None:
         raise SettingsError("image_size: ViT reads images")
-    sizes = {"image_size": config.image_size, "patch_size": config.patch_size}
-    return {key: size[0] if size[0] == size[1] else list(size) for key, size in sizes.items()}
+    return {
+        "image_size": _side_or_both(config.image_size),
+        "patch_size": _side_or_both(config.patch_size),
+    }
+
+
+def _side_or_both(size: tuple[int, int]) -> Size:
+    height, width = size
+    if height == width:
+        return height
+    return [height, width]
 
 
 LAYER = bert.block_names(
@@ -51,7 +60,7 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     embeddings = f"{base}embeddings"
     ours = "encoder_embeddings."
     # Their patches go through a convolution; ours, flattened, through a matrix.
-    kernel = each(
+    kernel = per_tensor(
         lambda kernel: kernel.flatten(1), lambda matrix: torch.unflatten(matrix, 1, window)
     )
     projection = f"{embeddings}.patch_embeddings.projection"

@@ -24,7 +24,10 @@ def _load_width(value: int | None, fields: Fields) -> None:
 
 
 def _load_clamp(value: int, fields: Fields) -> int | None:
-    return value if value > 0 else None
+    """The largest distance; a number that is not positive means no limit."""
+    if value <= 0:
+        return None
+    return value
 
 
 def _load_summary(file: Any, fields: Fields) -> Fields:
@@ -59,7 +62,7 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     out = joined_axes(1, config.n_heads)
     vector = joined_axes(0, config.n_heads)
     into = chain(TRANSPOSED, out)
-    return [
+    rules: list[AnyRule] = [
         ParameterRule("encoder_embeddings.query", f"{base}mask_emb", LEADING_AXIS),
         *(ParameterRule(ours + mine, theirs + name, into) for mine, name in MATRICES.items()),
         *(ParameterRule(ours + mine, theirs + name, out) for mine, name in OUTPUTS.items()),
@@ -67,8 +70,10 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
             ParameterRule(f"{ours}relative.{mine}", theirs + name, vector)
             for mine, name in VECTORS.items()
         ),
-        *([] if "lm" in config.chosen_heads else [Ignored(f"lm_loss.{PART}")]),
     ]
+    if "lm" not in config.chosen_heads:
+        rules.append(Ignored(f"lm_loss.{PART}"))
+    return rules
 
 
 ENTRIES = (
