@@ -7,7 +7,7 @@ it is written, so that one tensor is in memory at a time.
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -104,7 +104,7 @@ def convert(
     source, config = parse_config(values, old / CONFIG)
     with (
         new_folder(new) as folder,
-        _weights(old, folder, trust_pickle) if merged is None else nullcontext(merged) as weights,
+        _weights(old, folder, merged, trust_pickle=trust_pickle) as weights,
     ):
         config, parameters = infer_config(source, config, weights, old / CONFIG)
         target = _target(source, config, values.get("family"), to, old)
@@ -116,7 +116,9 @@ def convert(
             made = rules.saving(
                 target.rules(config), rules.loading(table, tensors, parameters), kept
             )
-            return made if dtype is None else TransformedTensors(made, partial(_cast, dtype))
+            if dtype is None:
+                return made
+            return TransformedTensors(made, partial(_cast, dtype))
 
         # The same steps on the meta device give the shapes.
         meta = TransformedTensors(theirs, lambda name, t: torch.empty_like(t, device="meta"))
@@ -164,7 +166,13 @@ def _target(
 
 
 @contextmanager
-def _weights(old: Path, new: Path, trust_pickle: bool) -> Iterator[Mapping[str, Tensor]]:
+def _weights(
+    old: Path, new: Path, merged: Mapping[str, Tensor] | None, *, trust_pickle: bool
+) -> Iterator[Mapping[str, Tensor]]:
+    """The weights of a folder. merged: those of an adapter and its base, if it is one."""
+    if merged is not None:
+        yield merged
+        return
     if has_weights(old) or not trust_pickle:
         yield read_weights(old)
         return
@@ -203,9 +211,11 @@ def _describe(values: Mapping[str, Any], source: Family, target: Family) -> dict
     kept: dict[str, object] = {
         key: values[key] for key in DESCRIPTIVE if isinstance(values.get(key), (dict, str))
     }
-    if target.model_type == NATIVE:
-        came_from = values.get("family") if source is target else source.model_type
-        kept |= {"family": came_from} if isinstance(came_from, str) else {}
+    if target.model_type != NATIVE:
+        return kept
+    came_from = values.get("family") if source is target else source.model_type
+    if isinstance(came_from, str):
+        kept["family"] = came_from
     return kept
 
 

@@ -50,8 +50,11 @@ def new_folder(path: Path) -> Iterator[Path]:
         with disk.exclusive(path):
             temporary.mkdir()
             yield temporary
-            for file in temporary.rglob("*"):
-                disk.flush_folder(file) if file.is_dir() else disk.flush_path(file)
+            for written in temporary.rglob("*"):
+                if written.is_dir():
+                    disk.flush_folder(written)
+                else:
+                    disk.flush_path(written)
             disk.flush_folder(temporary)
             _check_free(path)
             if path.is_dir():

@@ -42,26 +42,28 @@ def fill_model(
     for buffer in model.buffers():
         buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
-    matrices = _quantizable(model) if stored == "int8" else {}
+    matrices: dict[nn.Parameter, list[nn.Module]] = {}
+    if stored == "int8":
+        matrices = _quantizable(model)
     types: dict[Tensor | None, torch.dtype] = dict.fromkeys(matrices, torch.int8)
     wide = torch.promote_types(dtype, torch.float32)
     for module in model.modules():
         types |= {getattr(module, name): wide for name in getattr(module, "wide_parameters", ())}
-    places = {
-        name: torch.empty(own.shape, dtype=types.get(own, dtype), device=device)
-        for name, own in parameters.items()
+    memory = {
+        name: torch.empty(parameter.shape, dtype=types.get(parameter, dtype), device=device)
+        for name, parameter in parameters.items()
     }
-    with _copying(device, sum(place.numel() for place in places.values())) as copy:
+    with _copying(device, sum(target.numel() for target in memory.values())) as copy:
         for name, tensor in tensors:
             parameter = parameters.pop(name)
             if parameter in matrices:
-                small = Int8Weight.quantize(tensor.to(device), dtype, places[name])
+                quantized = Int8Weight.quantize(tensor.to(device), dtype, memory[name])
                 for module in matrices[parameter]:
                     del module.weight
-                    module.weight = small
+                    module.weight = quantized
             else:
-                parameter.data = places[name]
-                copy(tensor, places[name])
+                parameter.data = memory[name]
+                copy(tensor, memory[name])
     assert not parameters, f"not read: {', '.join(parameters)}"
 
 
@@ -69,8 +71,7 @@ def fill_model(
 def _copying(
     device: str | torch.device, elements: int
 ) -> Iterator[Callable[[Tensor, Tensor], None]]:
-    """A function that copies a tensor to a place of the same shape, in several threads if
-    worthwhile.
+    """A function that copies a tensor to one of the same shape, in several threads if worthwhile.
 
     Neither may be used before the block ends.
     """
@@ -85,12 +86,11 @@ def _copying(
         with torch.inference_mode(inference):
             _copy(source, target)
 
-    def copy(tensor: Tensor, place: Tensor) -> None:
-        for source, target in _chunks(tensor, place):
-            pending.append(pool.submit(copy_in_thread, source, target))
-            if (
-                len(pending) > 2 * threads
-            ):  # tensors are made on demand, and may not all fit into memory
+    def copy(source: Tensor, target: Tensor) -> None:
+        for source_rows, target_rows in _chunks(source, target):
+            pending.append(pool.submit(copy_in_thread, source_rows, target_rows))
+            # Tensors are made on demand, and may not all fit into memory.
+            if len(pending) > 2 * threads:
                 pending.popleft().result()
 
     with executor_sharing_cores(threads) as pool:
@@ -99,30 +99,30 @@ def _copying(
             copied.result()
 
 
-def _chunks(tensor: Tensor, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of a large tensor, unless it is transposed."""
-    if tensor.numel() <= CHUNK or not tensor.is_contiguous():
-        return iter([(tensor, place)])
-    rows = max(1, CHUNK * len(tensor) // tensor.numel())
-    return zip(tensor.split(rows), place.split(rows), strict=True)
+def _chunks(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of a large tensor, unless it is transposed, with those to which they are copied."""
+    if source.numel() <= CHUNK or not source.is_contiguous():
+        return iter([(source, target)])
+    rows = max(1, CHUNK * len(source) // source.numel())
+    return zip(source.split(rows), target.split(rows), strict=True)
 
 
 @torch.no_grad()
-def _copy(tensor: Tensor, place: Tensor) -> None:
-    transposed = tensor.dim() == 2 and tensor.stride(0) == 1 and tensor.shape[0] > 1
-    if (
-        not transposed or tensor.dtype == place.dtype
-    ):  # for equal types, PyTorch copies block by block
-        place.copy_(tensor)
+def _copy(source: Tensor, target: Tensor) -> None:
+    transposed = source.dim() == 2 and source.stride(0) == 1 and source.shape[0] > 1
+    # For equal types, PyTorch copies block by block.
+    if not transposed or source.dtype == target.dtype:
+        target.copy_(source)
         return
-    for strip, target in zip(tensor.split(STRIP, 1), place.split(STRIP, 1), strict=True):
-        target.copy_(strip)
+    strips = zip(source.split(STRIP, 1), target.split(STRIP, 1), strict=True)
+    for source_strip, target_strip in strips:
+        target_strip.copy_(source_strip)
 
 
 def _quantizable(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
     """The matrices that int8 can store, each with the modules that share it."""
-    found: dict[nn.Parameter, list[nn.Module]] = {}
+    modules_of: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
-            found.setdefault(module.weight, []).append(module)
-    return found
+            modules_of.setdefault(module.weight, []).append(module)
+    return modules_of

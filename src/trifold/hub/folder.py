@@ -101,21 +101,30 @@ def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
     Empty if it can. start: the folder of the initial weights, whose family is the only one to
     change to.
     """
-    own = None if start is None else read_json(start / CONFIG)["model_type"]
-    found = {name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE}
-    if {} in found.values():
+    start_family = None if start is None else read_json(start / CONFIG)["model_type"]
+    changes_for = {
+        name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE
+    }
+    if {} in changes_for.values():
         return ""
     note = "transformers cannot load this model, which fits none of its families"
-    if possible := {
-        name: changes for name, changes in found.items() if changes and own in (None, name)
-    }:
-        nearest = min(possible, key=lambda name: len(possible[name]))
-        found_values = possible[nearest].items()
-        values = {
-            k: v if isinstance(v, str) else json.dumps(v, default=dict) for k, v in found_values
-        }
-        note += f"; it fits {nearest} with {' '.join(f'model.{k}={v}' for k, v in values.items())}"
-    return note
+    possible = {
+        name: changes
+        for name, changes in changes_for.items()
+        if changes and start_family in (None, name)
+    }
+    if not possible:
+        return note
+    nearest = min(possible, key=lambda name: len(possible[name]))
+    changes = [f"model.{key}={_as_argument(value)}" for key, value in possible[nearest].items()]
+    return f"{note}; it fits {nearest} with {' '.join(changes)}"
+
+
+def _as_argument(value: object) -> str:
+    """A value as the command line reads it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=dict)
 
 
 def describe_folder(folder: Path) -> str:
@@ -152,10 +161,10 @@ def load_model(
     for head in sorted(set(heads).difference(config.chosen_heads)):
         wider = config.model_copy(update={"heads": (*config.chosen_heads, head)})
         with suppress(CheckpointError):
-            _, found = infer_config(family, wider, weights, folder / CONFIG)
-            rules.checked(family.rules(wider), weights, found, str(folder))
+            _, wider_parameters = infer_config(family, wider, weights, folder / CONFIG)
+            rules.checked(family.rules(wider), weights, wider_parameters, str(folder))
             config = wider
-            parameters = found
+            parameters = wider_parameters
     table = family.rules(config)
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)

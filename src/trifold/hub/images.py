@@ -96,16 +96,20 @@ def _to_ours(file: PreprocessorFile) -> ImageSettings:
         )
     if file.do_center_crop and file.crop_size is None:
         raise SettingsError("crop_size: do_center_crop needs one; give height and width in pixels")
-    return ImageSettings.parse(
-        {
-            **(_resizing(file) if file.do_resize else {"size": None}),
-            "crop": height_and_width("crop_size", file.crop_size) if file.do_center_crop else None,
-            "resample": FILTERS[file.resample],
-            "scale": file.rescale_factor if file.do_rescale else None,
-            "mean": _channels(file.image_mean) if file.do_normalize else None,
-            "deviation": _channels(file.image_std) if file.do_normalize else None,
-        }
-    )
+    fields: dict[str, Any] = {
+        **dict.fromkeys(("size", "crop", "scale", "mean", "deviation")),
+        "resample": FILTERS[file.resample],
+    }
+    if file.do_resize:
+        fields |= _resizing(file)
+    if file.do_center_crop:
+        fields["crop"] = height_and_width("crop_size", file.crop_size)
+    if file.do_rescale:
+        fields["scale"] = file.rescale_factor
+    if file.do_normalize:
+        fields["mean"] = _channels(file.image_mean)
+        fields["deviation"] = _channels(file.image_std)
+    return ImageSettings.parse(fields)
 
 
 def _resizing(file: PreprocessorFile) -> dict[str, Any]:
@@ -143,4 +147,6 @@ def _sides(size: tuple[int, int]) -> dict[str, int]:
 
 
 def _channels(values: float | list[float]) -> tuple[float, ...]:
-    return tuple(values) if isinstance(values, list) else (values,)
+    if isinstance(values, list):
+        return tuple(values)
+    return (values,)

@@ -24,7 +24,11 @@ def labels_to_ours(values: Mapping[str, Any], usual: int = 2) -> dict[str, Any]:
         raise SettingsError(
             f"num_labels: {number} contradicts id2label, which names {len(names)} classes"
         )
-    count = len(names) if names else number if isinstance(number, int) else usual
+    count = usual
+    if names:
+        count = len(names)
+    elif isinstance(number, int):
+        count = number
     if count > MAX_CLASSES:
         raise SettingsError(
             f"num_labels: {count} classes are too many; at most {MAX_CLASSES:,} are read"
@@ -43,7 +47,9 @@ def labels_to_theirs(config: ModelConfig) -> dict[str, object]:
         "id2label": {str(number): name for number, name in enumerate(config.labels)},
         "label2id": {name: number for number, name in enumerate(config.labels)},
     }
-    return keys if config.problem_type is None else keys | {"problem_type": config.problem_type}
+    if config.problem_type is not None:
+        keys["problem_type"] = config.problem_type
+    return keys
 
 
 def _read_names(named: object) -> tuple[str, ...]:

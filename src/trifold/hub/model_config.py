@@ -42,7 +42,8 @@ def infer_config(
 
     Raises CheckpointError for implausible sizes.
     """
-    config = config if family.infer is None else family.infer(config, weights)
+    if family.infer is not None:
+        config = family.infer(config, weights)
     _check_sizes(config, weights, place)
     return config, meta_parameters(config, place)
 
@@ -63,15 +64,15 @@ def meta_parameters(config: ModelConfig, place: Path) -> dict[str, Tensor]:
 def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path) -> None:
     """Reject implausible sizes before they cost hours or all memory."""
     layers = config.encoder_layers + config.decoder_layers
-    own = layers if config.block_of_layer is None else len(set(config.block_of_layer))
-    if 4 * own > len(weights):  # a block has at least four
+    blocks = layers if config.block_of_layer is None else len(set(config.block_of_layer))
+    if 4 * blocks > len(weights):  # a block has at least four
         raise CheckpointError(
             f"{place}: {layers} layers, but the weights are {len(weights)} tensors"
         )
     elements = sum(weights[name].numel() for name in weights)
     with naming(place):
         check_positions(config, elements)
-    routed = min(own, config.expert_layers)
+    routed = min(blocks, config.expert_layers)
     experts = group_of(config, "experts")
     if experts is not None and routed * experts.count * config.d_model > elements:
         what = f"{routed} layers of {experts.count} experts"

@@ -11,7 +11,9 @@ def answer(request: dict[str, Any]) -> dict[str, str | None]:
     a group, or None; or {"error": …} for an invalid pattern.
     """
     try:
-        found = re.match(request["pattern"], request["name"])
+        match = re.match(request["pattern"], request["name"])
     except (re.error, OverflowError, RecursionError) as error:
         return {"error": str(error)}
-    return {"number": None if found is None else found.groupdict().get("number", "")}
+    if match is None:
+        return {"number": None}
+    return {"number": match.groupdict().get("number", "")}

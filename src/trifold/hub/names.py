@@ -31,12 +31,7 @@ def resolve(
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        found = next((f for f in (folder, folder / "model") if (f / CONFIG).is_file()), folder)
-        if found == folder and (folder / "recipe.yaml").is_file():
-            raise CheckpointError(
-                f"{name}: the run has no model yet; continue with `trifold resume {name}`"
-            )
-        return found
+        return _model_in(folder, name)
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
@@ -44,12 +39,25 @@ def resolve(
     if revision is not None and not _REVISION.fullmatch(revision):
         raise CheckpointError(f"{revision!r:.100}: not the name of a revision of {name}")
     try:
-        found = _download(name, DOWNLOADED, revision)
+        downloaded = _download(name, DOWNLOADED, revision)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{similar_folder(folder, others)}") from None
-    if not pickled or has_weights(found):
-        return found
+    if not pickled or has_weights(downloaded):
+        return downloaded
     return _download(name, DOWNLOADED + PICKLED, revision)
+
+
+def _model_in(folder: Path, name: str) -> Path:
+    """The folder of the model: this one, or that in a run; this one too if neither has a config.
+    Raises CheckpointError for a run that has no model yet.
+    """
+    if not (folder / CONFIG).is_file() and (folder / "model" / CONFIG).is_file():
+        return folder / "model"
+    if (folder / "recipe.yaml").is_file():
+        raise CheckpointError(
+            f"{name}: the run has no model yet; continue with `trifold resume {name}`"
+        )
+    return folder
 
 
 def hub_id(folder: Path) -> tuple[str, str] | None:
@@ -65,14 +73,10 @@ def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
     `others`, if any.
     """
     beside = (path.name for path in folder.parent.glob("*") if path.is_dir() and path != folder)
-    near = similar(folder.name, [*beside, *others])
-    if not near and folder.parent == Path():
-        return similar_folder(Path("runs", folder))
-    return (
-        near
-        if folder.parent == Path()
-        else near.replace("mean '", f"mean '{folder.parent.as_posix()}/")
-    )
+    hint = similar(folder.name, [*beside, *others])
+    if folder.parent != Path():
+        return hint.replace("mean '", f"mean '{folder.parent.as_posix()}/")
+    return hint or similar_folder(Path("runs", folder))
 
 
 def no_run_error(folder: Path) -> UsageError:
@@ -85,11 +89,13 @@ def no_run_error(folder: Path) -> UsageError:
         *parent.glob("*/recipe.yaml"),
         *folder.glob("*/recipe.yaml"),
     ]
-    runs = ", ".join(sorted(file.parent.as_posix() for file in files)[:10])
-    near = (not folder.exists() and similar_folder(folder)) or (
-        f"; known runs: {runs}" if runs else ""
-    )
-    return UsageError(f"{folder}: no such run (a run has a recipe.yaml){near}")
+    hint = ""
+    if not folder.exists():
+        hint = similar_folder(folder)
+    if files and not hint:
+        runs = sorted(file.parent.as_posix() for file in files)
+        hint = f"; known runs: {', '.join(runs[:10])}"
+    return UsageError(f"{folder}: no such run (a run has a recipe.yaml){hint}")
 
 
 def _download(name: str, files: list[str], revision: str | None = None) -> Path:

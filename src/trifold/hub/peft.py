@@ -53,23 +53,22 @@ def adapter_tensors(
     for conversion in rules.conversions(table, plain):
         if any(name in trained for name in conversion.ours):
             replaced |= {*conversion.theirs}
-        for part in (
-            name.removesuffix("weight")
-            for name in conversion.ours
-            if f"{name[:-6]}lora_A" in weights
-        ):
+        modules = [name.removesuffix("weight") for name in conversion.ours]
+        for module in modules:
+            if f"{module}lora_A" not in weights:
+                continue
+            theirs = conversion.theirs[0]
             if conversion.transform not in (SAME, TRANSPOSED):
                 raise SettingsError(
-                    f"train.lora.targets: {family.model_type} stores {part}weight in another "
-                    "order or with others "
-                    f"({conversion.theirs[0]}), where peft has no adapter for it; choose other "
-                    "layers, such as in_proj"
+                    f"train.lora.targets: {family.model_type} stores {module}weight in another "
+                    f"order or with others ({theirs}), where peft has no adapter for it; choose "
+                    "other layers, such as in_proj"
                 )
-            for name in (conversion.theirs[0], *rules.other_names(table, conversion.theirs[0])):
-                own = {
-                    name.removesuffix("weight") + PARTS[key]: f"{part}lora_{key}" for key in PARTS
-                }
-                tensors |= {new: weights[ours] for new, ours in own.items() if ours in weights}
+            for name in (theirs, *rules.other_names(table, theirs)):
+                their_module = name.removesuffix("weight")
+                for part, ending in PARTS.items():
+                    if f"{module}lora_{part}" in weights:
+                        tensors[f"{their_module}{ending}"] = weights[f"{module}lora_{part}"]
     tensors |= _whole_modules(replaced, table, rules.saving(table, plain))
     return {PREFIX + name: tensor.float() for name, tensor in tensors.items()}
 
@@ -91,12 +90,12 @@ def _whole_modules(
     """
     tied = rules.copies(table)
     sources = {name: name for name in saved} | {c: of for c, of in tied.items() if of in saved}
-    own = {name for name, source in sources.items() if source in replaced}
-    modules = {f"{name.rpartition('.')[0]}." for name in own} - {"."}
+    changed = {name for name, source in sources.items() if source in replaced}
+    modules = {f"{name.rpartition('.')[0]}." for name in changed} - {"."}
     return {
         alias: saved[source]
         for name, source in sources.items()
-        if name in own or name.startswith(tuple(modules))
+        if name in changed or name.startswith(tuple(modules))
         for alias in (name, *rules.other_names(table, name))
     }
 
@@ -112,6 +111,9 @@ def save_adapter(
     tensors = adapter_tensors(home, config, *given)
     name, revision = hub_id(home) or (_folder_or_id(base, home), None)
     names = [name.removeprefix(PREFIX) for name in tensors]
+    parameter_rules = [
+        rule for rule in family.rules(config) if isinstance(rule, rules.ParameterRule)
+    ]
     keys = AdapterConfig(
         peft_type="LORA",
         task_type=None,
@@ -123,8 +125,7 @@ def save_adapter(
         use_rslora=settings.rslora,
         use_dora=settings.dora,
         bias="none",
-        fan_in_fan_out=TRANSPOSED
-        in [getattr(rule, "transform", None) for rule in family.rules(config)],
+        fan_in_fan_out=any(rule.transform == TRANSPOSED for rule in parameter_rules),
         init_lora_weights=True,
         target_modules=sorted({name.rpartition(".lora_")[0] for name in names if ".lora_" in name}),
         modules_to_save=_modules_of(name for name in names if ".lora_" not in name),
@@ -141,7 +142,9 @@ def save_adapter(
 
 def _folder_or_id(base: str, home: Path) -> str:
     """The absolute path of a base that is a folder."""
-    return str(home.resolve()) if Path(base).expanduser().is_dir() else base
+    if not Path(base).expanduser().is_dir():
+        return base
+    return str(home.resolve())
 
 
 def _modules_of(names: Iterable[str]) -> list[str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -111,9 +111,10 @@ class AdapterConfig(Settings):
         """The number of the layer of a module: the first number in its name, or that after one of
         `layers_pattern`.
         """
-        given = self.layers_pattern
-        patterns = [given] if isinstance(given, str) else given or []
-        forms = [(r"(?:^|.*?\.)PATTERN\.(?P<number>\d+)\.", each) for each in patterns]
+        patterns = self.layers_pattern or []
+        if isinstance(patterns, str):
+            patterns = [patterns]
+        forms = [(r"(?:^|.*?\.)PATTERN\.(?P<number>\d+)\.", pattern) for pattern in patterns]
         for form, pattern in forms or [(r".*?\.[^.]*\.(?P<number>\d+)\.", "")]:
             if (number := _match(form, pattern, module)) is not None:
                 return int(number)
@@ -122,12 +123,13 @@ class AdapterConfig(Settings):
 
 def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
     """The settings of an adapter, and the folder of its base. Raises CheckpointError."""
-    values = read_json(folder / ADAPTER)
-    own = AdapterConfig.model_fields
+    given: dict[str, Any] = {}
+    for key, value in read_json(folder / ADAPTER).items():
+        has_effect = bool(value) and key not in IGNORED
+        if key in AdapterConfig.model_fields or has_effect:
+            given[key] = value
     with naming(folder / ADAPTER):
-        keys = AdapterConfig.parse(
-            {k: v for k, v in values.items() if k in own or (v and k not in IGNORED)}
-        )
+        keys = AdapterConfig.parse(given)
     base = resolve(keys.base_model_name_or_path, revision=keys.revision)
     if (base / ADAPTER).is_file():
         raise CheckpointError(
@@ -151,8 +153,10 @@ def ends_with(module: str, pattern: str) -> bool:
 
 def _first(patterns: Mapping[str, T] | None, module: str, usual: T) -> T:
     """The value of the first pattern that matches the end of a name."""
-    found = (value for pattern, value in (patterns or {}).items() if ends_with(module, pattern))
-    return next(found, usual)
+    for pattern, value in (patterns or {}).items():
+        if ends_with(module, pattern):
+            return value
+    return usual
 
 
 def _is_named(module: str, names: Names) -> bool:
@@ -172,19 +176,20 @@ def _match(form: str, pattern: str, module: str) -> str | None:
     """
     request = {"pattern": form.replace("PATTERN", pattern), "name": module}
     try:
-        found = (
-            answer(request)
-            if _PLAIN.fullmatch(pattern)
-            else _SANDBOX.request(request, timeout=_TIMEOUT, memory=_MEMORY)
-        )
-        problem = found.get("error")
+        if _PLAIN.fullmatch(pattern):
+            response: Mapping[str, Any] = answer(request)
+        else:
+            response = _SANDBOX.request(request, timeout=_TIMEOUT, memory=_MEMORY)
+        problem = response.get("error")
     except SandboxError as error:
-        found = {}
+        response = {}
         problem = str(error)
     if problem is not None:
         raise CheckpointError(
             f"{ADAPTER}: the pattern {pattern!r:.100} cannot be matched: {problem!s:.100}; "
             "list the names of the modules"
         )
-    number = found.get("number")
-    return number if number is None else str(number)
+    number = response.get("number")
+    if number is None:
+        return None
+    return str(number)

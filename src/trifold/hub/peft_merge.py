@@ -70,7 +70,8 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """The content of config.json and the weights of the base, with the adapter merged. Raises
     CheckpointError.
     """
-    (keys, base), file = read_adapter_config(folder), TensorFile(folder / TENSORS)
+    keys, base = read_adapter_config(folder)
+    file = TensorFile(folder / TENSORS)
     changes = _changes(file)
     weights = read_weights(base)
     values, place = _settings(folder, base, keys, file, changes.whole)
@@ -99,21 +100,37 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         },
         states_tying=place.name == WHOLE,
     )
-    new = config
-    separated = adapter.separated()
-    sizes = _table_sizes(adapter, config, conversions)
-    if changed := sizes | ({"tie_lm_head": False} if separated else {}):
-        new = config.model_copy(update=changed)
-        if separated - adapter.heads or not family.fits(new):
-            raise CheckpointError(
-                f"{folder / TENSORS}: changes only some of the tensors that are one in "
-                f"{family.model_type}: {', '.join(sorted(separated))} differ; train all of them"
-            )
+    merged_config = _merged_config(adapter, family, config, conversions)
+    if merged_config is not config:
         before = family.write(config)
-        after = family.write(new)
+        after = family.write(merged_config)
         values |= {key: value for key, value in after.items() if value != before.get(key)}
-    expected = rules.saving(family.rules(new), meta_parameters(new, place))
-    return values, adapter.merged(expected)
+    parameters = meta_parameters(merged_config, place)
+    return values, adapter.merged(rules.saving(family.rules(merged_config), parameters))
+
+
+def _merged_config(
+    adapter: Adapter,
+    family: Family,
+    config: ModelConfig,
+    conversions: Iterable[rules.Conversion],
+) -> ModelConfig:
+    """The config after the merge, in which vocabularies may have other sizes and the output layer
+    may be untied. Raises CheckpointError if the family has no such model.
+    """
+    separated = adapter.separated()
+    changed = _table_sizes(adapter, config, conversions)
+    if separated:
+        changed["tie_lm_head"] = False
+    if not changed:
+        return config
+    merged = config.model_copy(update=changed)
+    if separated - adapter.heads or not family.fits(merged):
+        raise CheckpointError(
+            f"{adapter.folder / TENSORS}: changes only some of the tensors that are one in "
+            f"{family.model_type}: {', '.join(sorted(separated))} differ; train all of them"
+        )
+    return merged
 
 
 def _output_weights(family: Family, config: ModelConfig, tied: Mapping[str, str]) -> set[str]:
@@ -124,30 +141,36 @@ def _output_weights(family: Family, config: ModelConfig, tied: Mapping[str, str]
 
 def _table_sizes(
     adapter: Adapter, config: ModelConfig, conversions: Iterable[rules.Conversion]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """The fields of the config for the sizes of the vocabularies that the adapter changes."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for conversion in conversions:
-        if conversion.ours[0].endswith("_embeddings.tokens.weight"):
-            own = conversion.ours[0].startswith("decoder") and config.target_vocab_size is not None
-            rows = adapter.table_rows(conversion.theirs[0])
-            sizes |= {} if rows is None else {"target_vocab_size" if own else "vocab_size": rows}
+        table = conversion.ours[0]
+        if not table.endswith("_embeddings.tokens.weight"):
+            continue
+        field = "vocab_size"
+        if table.startswith("decoder") and config.target_vocab_size is not None:
+            field = "target_vocab_size"
+        rows = adapter.table_rows(conversion.theirs[0])
+        if rows is not None:
+            sizes[field] = rows
     return sizes
 
 
 def _changes(file: Mapping[str, Tensor]) -> Changes:
-    found = Changes({}, {}, {})
+    """What the tensors of a file change, under the names of the file."""
+    changes = Changes({}, {}, {})
     for name in file:
         theirs = name.removeprefix(PREFIX)
         end = next((end for end in PARTS if theirs.endswith(f".{end}")), None)
         if end is not None:
             weight = f"{theirs.removesuffix(end)}weight"
-            found.parts.setdefault(weight, {})[PARTS[end]] = name
+            changes.parts.setdefault(weight, {})[PARTS[end]] = name
         elif not any(unused in f"{theirs}." for unused in UNUSED):
             for wrapper in WRAPPERS:
                 theirs = theirs.replace(wrapper, ".")
-            found.whole[theirs] = name
-    return found
+            changes.whole[theirs] = name
+    return changes
 
 
 def _settings(
@@ -214,6 +237,13 @@ def _without_others(
     return changes._replace(parts=kept)
 
 
+def _prefix_of_parts(*, of_table: bool) -> str:
+    """The beginning of the names of A and B in PARTS."""
+    if of_table:
+        return "embedding_"
+    return ""
+
+
 @dataclass(frozen=True)
 class Adapter:
     """An adapter on the tensors of its base.
@@ -248,23 +278,24 @@ class Adapter:
 
     def table_rows(self, name: str) -> int | None:
         """The rows of a table of embeddings that the adapter replaces."""
-        group = self._group(name)
-        return (
-            len(self._replaced(self._reader(name))) if self.changes.whole.keys() & group else None
-        )
+        if not self.changes.whole.keys() & self._group(name):
+            return None
+        return len(self._replaced(self._reader(name)))
 
     def _group(self, name: str) -> list[str]:
         """All tensors that are one with this one, which is the last."""
         original = self.tied.get(name, name)
         copies = (copy for copy, of in self.tied.items() if of == original)
-        return [*(each for each in (original, *copies) if each != name), name]
+        return [*(other for other in (original, *copies) if other != name), name]
 
     def _reader(self, name: str) -> str:
         """The tensor that the model computes with. Beside a module with a copy of it, that is the
         copy, except for the output layer's weight.
         """
         copies = [copy for copy, of in self.tied.items() if of == name and copy not in self.heads]
-        return copies[0] if any(map(self._changes, self._group(name))) and copies else name
+        if copies and any(map(self._changes, self._group(name))):
+            return copies[0]
+        return name
 
     def _changes(self, name: str) -> bool:
         return name in self.changes.whole or name in self.changes.parts
@@ -296,12 +327,12 @@ class Adapter:
         """
         group = self._group(name)
         whole = self.changes.whole
-        own = {each for each in group if self._is_own(each)}
-        if name in own & whole.keys():
+        separate = {member for member in group if self._is_own(member)}
+        if name in separate and name in whole:
             return self.file[whole[name]]
-        if shared := [each for each in group if each in whole and each not in own]:
+        if shared := [member for member in group if member in whole and member not in separate]:
             return self.file[whole[shared[-1]]]
-        return self.base[next(each for each in reversed(group) if each in self.base)]
+        return self.base[next(member for member in reversed(group) if member in self.base)]
 
     def _is_own(self, name: str) -> bool:
         stated = self.states_tying and len(self._group(name)) > 1
@@ -309,16 +340,11 @@ class Adapter:
 
     def _with_rows(self, name: str, table: Tensor) -> Tensor:
         """The table with the rows that the adapter replaces, also in the other tied ones."""
-        holder = next(
-            (
-                each
-                for each in (name, self.tied.get(name, name))
-                if "rows" in self.changes.parts.get(each, {})
-            ),
-            None,
-        )
-        if holder is None:
+        tables = (name, self.tied.get(name, name))
+        holders = [other for other in tables if "rows" in self.changes.parts.get(other, {})]
+        if not holders:
             return table
+        holder = holders[0]
         rows = self.file[self.changes.parts[holder]["rows"]]
         indices = self.keys.rows(self.changes.module(holder)) or []
         if tuple(rows.shape) != (len(indices), *table.shape[1:]):
@@ -328,25 +354,35 @@ class Adapter:
         return table.index_copy(0, torch.tensor(indices, dtype=torch.int64), rows.to(table.dtype))
 
     def _with_adapter(self, name: str, tensor: Tensor) -> Tensor:
+        """A weight or a bias with what the adapter of its module adds."""
         module, _, end = name.rpartition(".")
+        weight = self._adapted(f"{module}.weight")
         parts = {
-            part: self.file[own].float()
-            for part, own in self.changes.parts.get(self._adapted(f"{module}.weight"), {}).items()
+            part: self.file[stored].float()
+            for part, stored in self.changes.parts.get(weight, {}).items()
             if part != "rows"
         }
         if not parts or end not in ("weight", "bias"):
             return tensor
-        lora = self.keys.lora(self.changes.module(self._adapted(f"{module}.weight")))
-        of_table = any(part.startswith("embedding") for part in parts)
+        lora = self.keys.lora(self.changes.module(weight))
         if end == "bias":
             added = parts.get("bias", torch.zeros(()))
             return (tensor.float() + lora.scale * added).to(tensor.dtype)
+        of_table = any(part.startswith("embedding") for part in parts)
         flipped = of_table or name in self.transposed
-        matrix = (tensor.mT if flipped else tensor).float()
+        matrix = tensor.mT if flipped else tensor
         self._check_shapes(name, matrix, parts, lora.rank, of_table=of_table)
-        a, b = (parts[f"embedding_{part}" if of_table else part] for part in "AB")
-        whole = adapted(matrix, a, b, lora.scale, parts.get("magnitude"))
-        return (whole.mT if flipped else whole).to(tensor.dtype)
+        prefix = _prefix_of_parts(of_table=of_table)
+        changed = adapted(
+            matrix.float(),
+            parts[f"{prefix}A"],
+            parts[f"{prefix}B"],
+            lora.scale,
+            parts.get("magnitude"),
+        )
+        if flipped:
+            changed = changed.mT
+        return changed.to(tensor.dtype)
 
     def _adapted(self, name: str) -> str:
         """The weight whose adapter changes this one: with `ensure_weight_tying`, that of the table,
@@ -354,19 +390,24 @@ class Adapter:
         """
         kept = self.keys.ensure_weight_tying and not self.keys.use_dora
         original = self.tied.get(name, name)
-        return original if kept and original in self.changes.parts else name
+        if kept and original in self.changes.parts:
+            return original
+        return name
 
     def _check_shapes(
         self, name: str, matrix: Tensor, parts: Mapping[str, Tensor], rank: int, *, of_table: bool
     ) -> None:
+        """Raise CheckpointError for missing parts, for others, and for those of another shape."""
         outputs, inputs = matrix.shape
-        kind = "embedding_" if of_table else ""
+        prefix = _prefix_of_parts(of_table=of_table)
         shapes: dict[str, tuple[int, ...]] = {
-            f"{kind}A": (rank, inputs),
-            f"{kind}B": (outputs, rank),
+            f"{prefix}A": (rank, inputs),
+            f"{prefix}B": (outputs, rank),
         }
-        shapes |= {"magnitude": (outputs,)} if self.keys.use_dora else {}
-        shapes |= {"bias": (outputs,)} if self.keys.lora_bias else {}
+        if self.keys.use_dora:
+            shapes["magnitude"] = (outputs,)
+        if self.keys.lora_bias:
+            shapes["bias"] = (outputs,)
         if {part: tuple(tensor.shape) for part, tensor in parts.items()} != shapes:
             ends = {part: end for end, part in PARTS.items()}
             wanted = ", ".join(f"{ends[part]} {shape}" for part, shape in shapes.items())

@@ -57,6 +57,7 @@ def read(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _explain(message: str) -> str:
+    """Why the unpickler stopped: what the file names, or else its reason, or the first line."""
     named = re.search(r"GLOBAL (\S+)", message)
     if named is not None:
         return (
@@ -65,7 +66,8 @@ def _explain(message: str) -> str:
         )
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     reasons = [line.partition("WeightsUnpickler error:")[2].strip() for line in lines]
-    return f"refused, and not run: {next(filter(None, reasons), lines[0] if lines else '')}"
+    reason = next((text for text in (*reasons, *lines) if text), "")
+    return f"refused, and not run: {reason}"
 
 
 def _check(name: str, value: Any) -> None:
@@ -91,8 +93,9 @@ def save(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, str]:
         if tensor.numel() and first.setdefault(same, name) != name:
             tied[name] = first[same]
             continue
-        # Parts of one storage may overlap, which the format does not allow.
-        saved[name] = tensor.contiguous().clone() if storage in storages else tensor.contiguous()
+        saved[name] = tensor.contiguous()
+        if storage in storages:  # parts of one may overlap, which the format does not allow
+            saved[name] = saved[name].clone()
         storages.add(storage)
     save_file(saved, path, metadata={"format": "pt"})
     return tied

@@ -138,8 +138,9 @@ def _read_tensor(memory: mmap.mmap, first: int, name: str, entry: dict[str, Any]
     view = memoryview(memory)[start:end]
     weakref.finalize(view, _release, memory, start, end).atexit = False
     raw = torch.frombuffer(view, dtype=torch.uint8)
-    # Old files do not align tensors.
-    return (raw if start % dtype.itemsize == 0 else raw.clone()).view(dtype).view(shape)
+    if start % dtype.itemsize != 0:  # old files do not align tensors
+        raw = raw.clone()
+    return raw.view(dtype).view(shape)
 
 
 def _release(memory: mmap.mmap, start: int, end: int) -> None:
@@ -160,11 +161,14 @@ def encode_header(
     """The header of a file with these tensors in this order, and the position of each tensor after
     the header.
     """
-    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    header: dict[str, object] = {}
+    if metadata is not None:
+        header["__metadata__"] = metadata
     positions = {}
     end = 0
     for name, shape in shapes.items():
-        positions[name], end = end, end + shape.numel() * shape.itemsize
+        positions[name] = end
+        end += shape.numel() * shape.itemsize
         entry = {"dtype": TYPE_NAMES[shape.dtype], "shape": list(shape.shape)}
         header[name] = entry | {"data_offsets": [positions[name], end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")

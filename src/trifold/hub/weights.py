@@ -44,17 +44,9 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
         return open_shards(folder / INDEX, read_index(folder / INDEX, SHARD_NAME), TensorFile)
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
-        convertible = (folder / PICKLE).is_file() or (folder / PICKLE_INDEX).is_file()
-        remedy = (
-            f"turn them into {SINGLE}: trifold convert {shlex.quote(str(folder))} NEW "
-            "--trust-pickle"
-            if convertible
-            else f"load and save_pretrained them with transformers, which writes {SINGLE}"
-        )
         raise CheckpointError(
             f"{folder / pickled[0]}: pickled weights are refused, because opening them can run "
-            "any code; "
-            f"if you trust them, {remedy}"
+            f"any code; if you trust them, {_remedy_for_pickles(folder)}"
         )
     remedy = "is this the folder of a model?"
     if folder.parent.name == "snapshots":  # of the hub cache; pickles are not downloaded
@@ -62,6 +54,14 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
             "if it has pickled weights, and you trust them: trifold convert ID NEW --trust-pickle"
         )
     raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; {remedy}")
+
+
+def _remedy_for_pickles(folder: Path) -> str:
+    """How to convert the pickled weights of a folder; only usual names are converted."""
+    if (folder / PICKLE).is_file() or (folder / PICKLE_INDEX).is_file():
+        command = f"trifold convert {shlex.quote(str(folder))} NEW --trust-pickle"
+        return f"turn them into {SINGLE}: {command}"
+    return f"load and save_pretrained them with transformers, which writes {SINGLE}"
 
 
 def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
@@ -108,14 +108,15 @@ def open_shards(
     incomplete = bool(problems)
     for name in sorted({*listed, *shards_of}):
         expected = listed.get(name)
-        found = shards_of.get(name, [])
-        if len(found) > 1:
-            problems.append(f"{name!r} is in {' and in '.join(found)}")
+        shards = shards_of.get(name, [])
+        if len(shards) > 1:
+            problems.append(f"{name!r} is in {' and in '.join(shards)}")
         elif expected is None:
-            problems.append(f"{name!r} is in {found[0]}, and not in the index")
-        elif found != [expected] and not (incomplete and not found):
-            where = f"is in {found[0]}" if found else "is not there"
-            problems.append(f"{name!r} is listed in {expected} and {where}")
+            problems.append(f"{name!r} is in {shards[0]}, and not in the index")
+        elif shards and shards != [expected]:
+            problems.append(f"{name!r} is listed in {expected} and is in {shards[0]}")
+        elif not shards and not incomplete:
+            problems.append(f"{name!r} is listed in {expected} and is not there")
     if problems:
         raise list_problems(
             f"{place}: the index and its shards disagree; copy the folder again", problems
@@ -141,7 +142,8 @@ def write_weights(
     made on demand. `on_written` is called with the bytes of each tensor. Raises CheckpointError if
     writing fails, UsageError for an invalid size.
     """
-    shapes = tensors if shapes is None else shapes
+    if shapes is None:
+        shapes = tensors
     shards = split_into_shards(shapes, parse_size(max_shard_size))
     files = dict(zip(shard_names(len(shards)), shards, strict=True))
     for file, names in files.items():
@@ -159,10 +161,10 @@ def write_weights(
 
 def parse_size(text: int | str) -> int:
     """Bytes of a size such as 500MB, 5GB or 2GiB. Raises UsageError."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Z]*)", str(text).strip().upper(), re.ASCII)
-    size = (
-        int(float(found[1]) * _UNITS[found[2]]) if found is not None and found[2] in _UNITS else 0
-    )
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Z]*)", str(text).strip().upper(), re.ASCII)
+    size = 0
+    if match is not None and match[2] in _UNITS:
+        size = int(float(match[1]) * _UNITS[match[2]])
     if size < 1:
         raise UsageError(f"{text!r} is not a shard size: write a number of bytes, 500MB or 5GB")
     return size
