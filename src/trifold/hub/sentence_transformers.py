@@ -120,12 +120,12 @@ def read_modules(folder: Path) -> SentenceModules | None:
         return None
     try:
         listed = _list_modules(folder / MODULES)
-        modules = SentenceModules()
-        for module in listed:
-            modules = READERS[module.kind](folder, module.path, modules)
+        modules = _read_prompts(folder)
         last = folder / listed[-1].path / "config.json"
         _check_vector(last, _read_settings(last))
-        return _read_prompts(folder, modules)
+        for module in listed:
+            modules = READERS[module.kind](folder, module.path, modules)
+        return modules
     except _UnsupportedError as error:
         return SentenceModules(problem=str(error))
 
@@ -250,8 +250,8 @@ def _check_vector(file: Path, settings: Mapping[str, Any]) -> None:
             raise _unsupported(file, key, settings[key])
 
 
-def _read_prompts(folder: Path, modules: SentenceModules) -> SentenceModules:
-    """Adds the texts that are put before a text, and the comparison of vectors."""
+def _read_prompts(folder: Path) -> SentenceModules:
+    """The texts that are put before a text, and the comparison of vectors, without any module."""
     file = folder / PROMPTS
     settings = _read_settings(file)
     texts: Any = settings.get("prompts") or {}
@@ -265,7 +265,7 @@ def _read_prompts(folder: Path, modules: SentenceModules) -> SentenceModules:
     similarity: Any = settings.get("similarity_fn_name")
     if similarity not in SIMILARITIES:
         raise _unsupported(file, "similarity_fn_name", similarity)
-    return modules._replace(
+    return SentenceModules(
         prompts=tuple(sorted((name, text or "") for name, text in texts.items())),
         default_prompt=default,
         similarity=similarity,

@@ -139,9 +139,11 @@ def _load_positions(file: Any, fields: Fields) -> Fields:
 
 def _split_kinds(given: str | list[str] | None) -> list[str]:
     """The kinds of scores in a list, or in a text that separates them by |."""
+    if not given:
+        return []
     if isinstance(given, str):
         return [kind.strip() for kind in given.lower().split("|")]
-    return given or []
+    return given
 
 
 def _load_disentangled(file: Any, fields: Fields, kinds: list[str]) -> Fields:

@@ -68,7 +68,8 @@ def _save_layers(config: ModelConfig) -> Fields:
     """The inverse of `_load_layers`."""
     new = config.residual == "parallel-two-norms" or config.kv_heads not in (1, config.n_heads)
     alibi = config.positions == "alibi"
-    keys = {
+    keys: Fields = {} if alibi else ROPE.save(config)
+    return keys | {
         "alibi": alibi,
         "new_decoder_architecture": new,
         "num_ln_in_parallel_attn": len(NORMS[config.residual]) if new else None,
@@ -76,9 +77,6 @@ def _save_layers(config: ModelConfig) -> Fields:
         "multi_query": config.kv_heads == 1,
         "num_kv_heads": config.kv_heads,
     }
-    if alibi:
-        return keys
-    return keys | ROPE.save(config)
 
 
 # What BLOOM has too.
