@@ -65,7 +65,7 @@ NAMED_ONLY = ("Mask", "Packing", "RowReport")
 HIDDEN = ("TrainingData", "LayerInputs", "SearchSetup")
 SHORT = 80  # characters of a value that may be repeated
 # Files that only hand a call to another process or thread.
-LEFT_OUT = ("train/ranks.py",)
+LEFT_OUT = ("train/ranks.py", "train/signals.py", "train/prefetch.py")
 
 STATION = re.compile(
     r"^- \[(?P<file>[\w/]+\.py)\]\(\.\./src/trifold/(?P=file)\)\s+`(?P<name>[\w.]+)`:"
