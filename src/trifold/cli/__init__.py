@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = error.format_message().replace("Value error, ", "").rstrip(".")
         context = getattr(error, "ctx", None)
         see = " See" if message.endswith("?") else "; see"
-        print_error(f"{message}{see} `{context.command_path if context else 'trifold'} --help`")
+        command = context.command_path if context else "trifold"
+        print_error(f"{message}{see} `{command} --help`")
         return error.exit_code
     except SystemExit as stop:
         if stop.code != 143:  # not SIGTERM
@@ -87,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name is None and error.errno in DISK_FULL:
             name = "standard output"
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print_error(f"{name}: {error.strerror}" if name else str(error))
+        if name:
+            print_error(f"{name}: {error.strerror}")
+        else:
+            print_error(str(error))
         return 1
 
 
@@ -140,7 +144,8 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             command = import_module(f"trifold.cli.{name}")
             examples = "\n".join(f"  {example}" for example in command.EXAMPLES)
             help = f"{inspect.getdoc(command.run)}\n\n\b\nExamples:\n{examples}"
-            help = help.replace("[", "\\[") if is_rich else help  # brackets are literal, not markup
+            if is_rich:  # brackets are literal, not markup
+                help = help.replace("[", "\\[")
             app.command(name, short_help=description, help=help)(command.run)
         else:
             app.command(name, short_help=description)(lambda: None)  # not called

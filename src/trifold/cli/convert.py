@@ -63,8 +63,9 @@ def run(
     from trifold.pipeline import read_fitting_tokenizers
 
     folder = resolve(old, pickled=trust_pickle)
-    source = None if tokenizer is None else resolve(tokenizer)
+    tokenizer_folder = None
     if tokenizer is not None:
+        tokenizer_folder = resolve(tokenizer)
         read_fitting_tokenizers(tokenizer, read_config(folder), old)
     with byte_progress("converting") as advance:
         done = convert(
@@ -74,13 +75,15 @@ def run(
             dtype=None if dtype is None else getattr(torch, dtype),
             max_shard_size=shard_size,
             trust_pickle=trust_pickle,
-            tokenizer=source,
+            tokenizer=tokenizer_folder,
             on_written=advance,
         )
     if json:
         print_json({"old": old, "new": str(new), **done._asdict()})
         return
-    family = done.family if done.family == done.was else f"{done.was} → {done.family}"
+    family = done.family
+    if done.was != done.family:
+        family = f"{done.was} → {done.family}"
     print(f"{new}: {family}, {done.tensors:,} tensors, {decimal(done.bytes)} of {done.dtype}")
     for file in done.files:
         print(f"  {file}")

@@ -76,10 +76,17 @@ def _describe(dataset: Dataset) -> dict[str, Any]:
 
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
+    source = facts["source"].removeprefix("https://")
+    size = f"{facts['size'] / 1e6:.1f}"
+    return facts["name"], size, _presence(facts), f"{facts['licence']}\n{source}"
+
+
+def _presence(facts: dict[str, Any]) -> str:
+    """How much of a dataset is here."""
     present = facts["present"]
     total = len(facts["files"])
-    here = {0: "by hand" if facts["by_hand"] else "no", total: "yes"}.get(
-        present, f"{present} of {total}"
-    )
-    source = facts["source"].removeprefix("https://")
-    return facts["name"], f"{facts['size'] / 1e6:.1f}", here, f"{facts['licence']}\n{source}"
+    if present == total:
+        return "yes"
+    if present:
+        return f"{present} of {total}"
+    return "by hand" if facts["by_hand"] else "no"

@@ -69,8 +69,9 @@ def _problem(text: str, command: str, reads: str) -> str | None:
     """What a text is instead, with the remedy."""
     if is_path(Path.is_dir, text):
         path = str(_path_of(text))
-        tables = reads == LINES and list_files(path, TABLE_FORMATS)
-        remedy = f"{_rows(command, path)} tables" if tables else "name a file in it"
+        remedy = "name a file in it"
+        if reads == LINES and list_files(path, TABLE_FORMATS):
+            remedy = f"{_rows(command, path)} tables"
         return f"is a folder; {remedy}"
     if is_path(Path.is_file, text):
         path = str(_path_of(text))

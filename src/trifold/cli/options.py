@@ -70,15 +70,20 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
 
     def decorate(command: Function) -> Function:
         signature = inspect.signature(command, eval_str=True)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        where = next((i for i, each in enumerate(own) if each.kind is each.KEYWORD_ONLY), len(own))
-        own[where:where] = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
+        keyword_only = inspect.Parameter.KEYWORD_ONLY
+        before: list[inspect.Parameter] = []
+        after: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            if parameter.kind is keyword_only:
+                after.append(parameter)
+            elif parameter.kind is not parameter.VAR_KEYWORD:
+                before.append(parameter)
+        added = [
+            inspect.Parameter(name, keyword_only, default=None, annotation=annotation)
             for name, annotation in options.items()
         ]
-        command.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
+        parameters = [*before, *added, *after]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
 
     return decorate
@@ -99,25 +104,29 @@ def generation_settings(options: dict[str, Any]) -> dict[str, Any]:
     """The generation settings among the options that were given; `true` and `false` become
     booleans.
     """
-    booleans = {"true": True, "false": False}
-    return {
-        name: booleans.get(value, value) if isinstance(value, str) else value
-        for name, value in given(**options).items()
-    }
+    settings = given(**options)
+    for name, value in settings.items():
+        if value in ("true", "false"):
+            settings[name] = value == "true"
+    return settings
 
 
 def _generation_option(types: list[Any], description: str) -> Any:
     """The option for a setting of these types; None for types without an option."""
     help = f"{description[0].upper()}{description[1:]}."
-    choices = [choice for each in types if get_origin(each) is Literal for choice in get_args(each)]
+    literals = [kind for kind in types if get_origin(kind) is Literal]
+    choices = [choice for literal in literals for choice in get_args(literal)]
+    if choices and bool in types:
+        choices = ["true", "false", *choices]
     if choices:
-        choices = ["true", "false", *choices] if bool in types else choices
         return option(Literal[tuple(choices)], help)
     if len(types) > 1:
         return None
     if get_origin(types[0]) is list and _plain_types(get_args(types[0])[0]) == [str]:
         return option(list[str], f"{help.removesuffix('.')}; repeatable.")
-    return option(types[0], help) if types[0] in (bool, *METAVARS) else None
+    if types[0] in (bool, *METAVARS):
+        return option(types[0], help)
+    return None
 
 
 def _plain_types(annotation: Any) -> list[Any]:
@@ -125,5 +134,7 @@ def _plain_types(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Annotated:
         return _plain_types(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return [each for member in get_args(annotation) for each in _plain_types(member)]
-    return [] if annotation is NoneType else [annotation]
+        return [kind for member in get_args(annotation) for kind in _plain_types(member)]
+    if annotation is NoneType:
+        return []
+    return [annotation]

@@ -42,10 +42,11 @@ def parts_trained_with(files: Sequence[str], parts: Parts) -> Parts:
 
 def part_error(file: str, fitting: Sequence[str], known: Sequence[str]) -> UsageError:
     """The error for a file that has the columns of several parts, or of none."""
-    what, names = ("several parts", fitting) if fitting else ("no part", known)
+    problem = f"no part of this model ({', '.join(known)})"
+    if fitting:
+        problem = f"several parts of this model ({', '.join(fitting)})"
     return UsageError(
-        f"{file}: has the columns of {what} of this model ({', '.join(names)}); add {PART}NAME, "
-        "or rename the columns"
+        f"{file}: has the columns of {problem}; add {PART}NAME, or rename the columns"
     )
 
 
@@ -64,8 +65,8 @@ def parts_to_measure(arguments: Sequence[str], parts: Parts) -> dict[str, PartSe
     tables. `task.part=NAME` among the arguments chooses the part. Raises UsageError for a file of
     no part or of several ones, and for two files of one part.
     """
-    names = [each.removeprefix(PART) for each in arguments if each.startswith(PART)]
-    files = [each for each in arguments if not each.startswith(PART)]
+    names = [text.removeprefix(PART) for text in arguments if text.startswith(PART)]
+    files = [text for text in arguments if not text.startswith(PART)]
     for name in names:
         check_part(name, [*parts])
     if not files:
@@ -73,20 +74,28 @@ def parts_to_measure(arguments: Sequence[str], parts: Parts) -> dict[str, PartSe
         return {
             name: parts[name].model_copy(update={"train": parts[name].valid}) for name in chosen
         }
-    is_aligned = len(files) == 2 and not any(map(_row_format, files))
-    found: dict[str, PartSettings] = {}
-    for group in [files] if is_aligned else [[file] for file in files]:
+    groups = [[file] for file in files]
+    if len(files) == 2 and not any(map(_row_format, files)):
+        groups = [files]  # of aligned lines
+    measured: dict[str, PartSettings] = {}
+    for group in groups:
         for name in names[-1:] or _names_of_parts(group, parts):
-            if name in found:
+            if name in measured:
                 raise UsageError(
                     f"{group[0]}: another file is data of the part {name!r} too; score them one "
                     "after the other"
                 )
-            source = group if is_aligned else group[0]
-            own = {"format": "auto"} if _row_format(group[0]) else {}
-            update = {"train": source, "valid": source, **own}
-            found[name] = parts[name].model_copy(update=update)
-    return found
+            measured[name] = parts[name].model_copy(update=_data_of_group(group))
+    return measured
+
+
+def _data_of_group(group: list[str]) -> dict[str, Any]:
+    """The settings of a part that is measured on these files."""
+    source = group[0] if len(group) == 1 else group
+    settings: dict[str, Any] = {"train": source, "valid": source}
+    if _row_format(group[0]):
+        settings["format"] = "auto"
+    return settings
 
 
 def _row_format(file: str) -> str | None:
@@ -112,7 +121,7 @@ def _has_columns(group: Sequence[str], part: PartSettings) -> bool:
         return len(columns) == 1
     if is_dataset(group[0]):
         return True
-    first = _first_row(group[0], part, {each.casefold() for each in columns})
+    first = _first_row(group[0], part, {column.casefold() for column in columns})
     known = {*first, *map(str, range(len(first)))}
     return {*columns, str(part.target)} <= known
 

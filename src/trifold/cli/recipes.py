@@ -12,8 +12,6 @@ def run(json: Json = False) -> None:
     The column "missing" names a dataset, file or run that a recipe reads and that is not here;
     `trifold data NAME` downloads a dataset.
     """
-    from trifold.data import expand_path
-    from trifold.data.catalog import find_dataset
     from trifold.recipe import included_recipes, missing_files
 
     included = included_recipes().items()
@@ -28,7 +26,15 @@ def run(json: Json = False) -> None:
         return
     rows = [("recipe", "missing", "what it trains")]
     for name, missing, description in recipes:
-        found = {file: find_dataset(expand_path(file)) for file in missing}
-        names = dict.fromkeys(dataset.name if dataset else file for file, dataset in found.items())
+        names = dict.fromkeys(map(_dataset_or_file, missing))
         rows.append((name, ", ".join(names), description))
     print_table(rows)
+
+
+def _dataset_or_file(file: str) -> str:
+    """The name of the dataset that a missing file belongs to, or the file."""
+    from trifold.data import expand_path
+    from trifold.data.catalog import find_dataset
+
+    dataset = find_dataset(expand_path(file))
+    return file if dataset is None else dataset.name

@@ -57,11 +57,10 @@ class Facts:
         """The place in the order of scores: by name, best first; runs without a validation at the
         end.
         """
-        return (
-            self.value is None,
-            self.score,
-            (self.value or 0.0) * (1 if self.score == "loss" else -1),
-        )
+        value = self.value or 0.0
+        if self.score != "loss":  # of which more is better
+            value = -value
+        return self.value is None, self.score, value
 
 
 def run(
@@ -220,8 +219,10 @@ def _row(facts: Facts) -> tuple[str, ...]:
 
     changed = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in facts.changed.items())
     texts = (escape(text).replace("\n", "\\n") for text in (facts.run, facts.recipe, changed))
-    best = (
-        "" if facts.value is None else f"{score_text(facts.score, facts.value)} ({facts.best_step})"
-    )
-    state = facts.state + (f" at {facts.step}" if facts.state in ("stopped", "running") else "")
+    best = ""
+    if facts.value is not None:
+        best = f"{score_text(facts.score, facts.value)} ({facts.best_step})"
+    state: str = facts.state
+    if state in ("stopped", "running"):
+        state += f" at {facts.step}"
     return (*texts, escape(best), f"{facts.seconds / 60:.1f}", state)

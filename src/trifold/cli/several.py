@@ -2,6 +2,7 @@
 scores.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,13 +22,23 @@ def changes_by_run(seeds: str | None, folds: int | None) -> dict[str, dict[str, 
         return {
             f"fold-{n}": {"data.valid": None, "data.holdout": f"fold:{n}/{folds}"} for n in numbers
         }
-    given = list(map(int, seeds.split(","))) if all(map(str.isdecimal, seeds.split(","))) else []
-    chosen = {*given} if len(given) > 1 else range(1, 1 + sum(given))
+    chosen = _parse_seeds(seeds)
     if folds is not None or len(chosen) < 2:
         raise UsageError(
             f"--seeds {seeds}: give a number of seeds (5) or a list (1,2,3), and no --folds"
         )
-    return {f"seed-{seed}": {"train.seed": seed} for seed in sorted(chosen)}
+    return {f"seed-{seed}": {"train.seed": seed} for seed in chosen}
+
+
+def _parse_seeds(text: str) -> Sequence[int]:
+    """The seeds of a list, or the first ones for a number; empty for another text."""
+    parts = text.split(",")
+    if not all(map(str.isdecimal, parts)):
+        return []
+    numbers = list(map(int, parts))
+    if len(numbers) == 1:
+        return range(1, 1 + numbers[0])
+    return sorted({*numbers})
 
 
 def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **options: Any) -> int:
@@ -41,8 +52,8 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
     from trifold.train.run_folder import RunFolder
     from trifold.train.stages import changed
 
-    for name, each in changes.items():
-        chosen = changed(recipe, each)
+    for name, changes_of_run in changes.items():
+        chosen = changed(recipe, changes_of_run)
         file = out / name / RECIPE
         is_finished = describe_run(file.parent, name).state == "finished"
         if is_finished and file.read_text("utf-8") == chosen.resolved():

@@ -106,12 +106,10 @@ def find_subject(what: str) -> Subject:
     is none.
     """
     from trifold.costs import count_parameters
-    from trifold.data import expand_path
     from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.nn.presets import PRESETS
     from trifold.recipe import load_recipe, recipe_names
-    from trifold.text import make_tokenizer
 
     is_folder = Path(what).is_dir()
     name = what.casefold()
@@ -119,28 +117,34 @@ def find_subject(what: str) -> Subject:
         return Subject(name, PRESETS[name])
     if name in PUBLISHED and not is_folder:
         preset = PUBLISHED[name]
-        config = PUBLISHED[name].config
-        agrees = preset.agrees(count_parameters(config))
-        return Subject(name, config, remark="" if agrees else f"announced as {preset.announced}")
+        config = preset.config
+        if preset.agrees(count_parameters(config)):
+            return Subject(name, config)
+        return Subject(name, config, remark=f"announced as {preset.announced}")
     if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not is_folder):
-        recipe = load_recipe(what, imports_parts=True)
-        size = recipe.tokenizer.vocab_size
-        is_joint = recipe.tokenizer.joint
-        remark = "with the maximum vocabulary of the recipe"
-        if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():
-            size = make_tokenizer([], recipe.tokenizer).vocab_size
-            remark = ""
-        remark += (
-            f"; pretrained first, with {recipe.pretrain}" if recipe.pretrain is not None else ""
-        )
-        # Training sets the vocabulary size to that of the tokenizer.
-        has_two = recipe.model.target_vocab_size or (
-            recipe.task.kind == "translate" and not is_joint
-        )
-        sizes = {"vocab_size": size, "target_vocab_size": size if has_two else None}
-        config = recipe.model.model_copy(update=sizes)
-        return Subject(recipe.name, config, recipe.batch.tokens, remark, recipe)
+        return _subject_of_recipe(load_recipe(what, imports_parts=True))
     return Subject(what, read_config(resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])))
+
+
+def _subject_of_recipe(recipe: Recipe) -> Subject:
+    """The model that a recipe trains, with the vocabulary of its tokenizer, if it is there."""
+    from trifold.data import expand_path
+    from trifold.text import make_tokenizer
+
+    size = recipe.tokenizer.vocab_size
+    remark = "with the maximum vocabulary of the recipe"
+    if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():
+        size = make_tokenizer([], recipe.tokenizer).vocab_size
+        remark = ""
+    if recipe.pretrain is not None:
+        remark += f"; pretrained first, with {recipe.pretrain}"
+    # Training sets the vocabulary size to that of the tokenizer.
+    sizes = {"vocab_size": size, "target_vocab_size": None}
+    has_own_tokenizer = recipe.task.kind == "translate" and not recipe.tokenizer.joint
+    if recipe.model.target_vocab_size or has_own_tokenizer:
+        sizes["target_vocab_size"] = size
+    config = recipe.model.model_copy(update=sizes)
+    return Subject(recipe.name, config, recipe.batch.tokens, remark, recipe)
 
 
 def collect_facts(
@@ -225,11 +229,11 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
     forward = facts["flops_per_token"]["forward"]
     backward = facts["flops_per_token"]["training"]
-    both = facts["shape"] == "encoder-decoder"
-    rows = [
-        (f"{side} token" if both else "token", forward[side], backward[side]) for side in forward
-    ]
-    flops = [(name, _short(first), _short(second)) for name, first, second in rows if first]
+    flops = []
+    for side in forward:
+        name = f"{side} token" if facts["shape"] == "encoder-decoder" else "token"
+        if forward[side]:
+            flops.append((name, _short(forward[side]), _short(backward[side])))
     print_table([("", "forward", "training"), *flops], " rr")
 
     print(

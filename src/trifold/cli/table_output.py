@@ -33,7 +33,7 @@ def _json_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialec
 
 def _table_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialect) -> str:
     """A record of cells; a value that is no text becomes JSON. Raises csv.Error."""
-    cells = {key: x if isinstance(x, str) or x is None else json_line(x) for key, x in row.items()}
+    cells = {key: _cell(value) for key, value in row.items()}
     options: dict[str, Any] = {"delimiter": dialect.delimiter, "lineterminator": "\n"}
     if not dialect.has_quotes:
         options |= {"quoting": csv.QUOTE_NONE, "quotechar": None}
@@ -42,10 +42,16 @@ def _table_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Diale
     return line.getvalue()
 
 
+def _cell(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json_line(value)
+
+
 def _conll_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialect) -> str:
     """The words of a sentence with the lists of the row, one word per line. Raises ValueError."""
     lists = [row[name] for name in columns if isinstance(row.get(name), list)]
-    if not lists or len({len(each) for each in lists}) > 1:
+    if len(set(map(len, lists))) != 1:
         raise ValueError("the row has no lists of words and tags of one length")
     return "".join("\t".join(map(str, fields)) + "\n" for fields in zip(*lists, strict=True)) + "\n"
 
@@ -68,9 +74,9 @@ class Format(NamedTuple):
     @classmethod
     def of(cls, out: Path, source: str, dialect: Dialect | None) -> Format:
         """The format of an output; a table is written like a `source` with the same suffix."""
-        default = DIALECTS.get(out.suffix, DIALECTS[".csv"])
-        is_same = dialect is not None and inner_suffix(source) == out.suffix
-        return cls(out.suffix, dialect if dialect is not None and is_same else default)
+        if dialect is not None and inner_suffix(source) == out.suffix:
+            return cls(out.suffix, dialect)
+        return cls(out.suffix, DIALECTS.get(out.suffix, DIALECTS[".csv"]))
 
     def record(self, columns: Sequence[str], one: Input, values: Mapping[str, Any]) -> bytes:
         """The record of a row with its predictions. Raises DataError if the format cannot hold
@@ -99,9 +105,12 @@ def name_columns(columns: Collection[str], added: Sequence[str]) -> dict[str, st
         while names[name] in taken:
             names[name] = f"model_{names[name]}"
         taken.add(names[name])
-    if renamed := [name for name in added if names[name] != name]:
-        old, new = (", ".join(map(repr, each)) for each in (renamed, map(names.get, renamed)))
-        print_note(f"the table already has {old}; the columns of the predictions are {new}")
+    renamed = {old: new for old, new in names.items() if old != new}
+    if renamed:
+        print_note(
+            f"the table already has {', '.join(map(repr, renamed))}; the columns of the "
+            f"predictions are {', '.join(map(repr, renamed.values()))}"
+        )
     return names
 
 
@@ -125,24 +134,14 @@ def write_table(
     predict: yields rows with values, given rows, the number of those before, and what counts new
     ones. Raises UsageError if another process writes this output.
     """
-    out = out.resolve() if out.is_symlink() else out  # the link stays
+    if out.is_symlink():  # which stays
+        out = out.resolve()
     with disk.exclusive(out):
         columns, total = _check(read, form)
         names = name_columns(columns, added)
-        part, state_file = (out.with_name(f"{out.name}.part{suffix}") for suffix in ("", ".json"))
-        state: dict[str, Any] = {"key": key, "rows": 0, "bytes": 0}
-        if part.is_file() and state_file.is_file():
-            state = read_json(state_file)
-            if state.get("key") != key:
-                raise UsageError(
-                    f"{part}: has another input, model or option; remove it, or name another --out"
-                )
-            if part.stat().st_size < state["bytes"]:
-                raise UsageError(
-                    f"{part}: is shorter than {state_file.name} records; remove it, or name "
-                    "another --out"
-                )
-            print_note(f"{part}: continues after row {state['rows']:,}")
+        part = out.with_name(f"{out.name}.part")
+        state_file = out.with_name(f"{out.name}.part.json")
+        state = _read_state(part, state_file, key)
         columns += names.values()
         with part.open("ab") as file, count_progress("new rows", total - state["rows"]) as advance:
             file.truncate(state["bytes"])
@@ -158,6 +157,25 @@ def write_table(
                 disk.replace_text(state_file, json_line(state))
         disk.rename(part, out)
         disk.remove(state_file)
+
+
+def _read_state(part: Path, state_file: Path, key: str) -> dict[str, Any]:
+    """The key, rows and bytes of an interrupted output, or of a new one. Raises UsageError for the
+    output of another command, and for one that has lost bytes.
+    """
+    if not part.is_file() or not state_file.is_file():
+        return {"key": key, "rows": 0, "bytes": 0}
+    state = read_json(state_file)
+    if state.get("key") != key:
+        raise UsageError(
+            f"{part}: has another input, model or option; remove it, or name another --out"
+        )
+    if part.stat().st_size < state["bytes"]:
+        raise UsageError(
+            f"{part}: is shorter than {state_file.name} records; remove it, or name another --out"
+        )
+    print_note(f"{part}: continues after row {state['rows']:,}")
+    return state
 
 
 def _check(read: Callable[[], Iterator[Input]], form: Format) -> tuple[list[str], int]:

@@ -22,7 +22,7 @@ from trifold.data.dialects import Dialect
 from trifold.data.files import TABLE_FORMATS, find_files, list_files
 from trifold.data.lines import inner_suffix
 from trifold.data.records import RECORD_FORMATS, keys_of_file, open_rows
-from trifold.data.roles import Roles, choose_columns, read_roles
+from trifold.data.roles import Role, Roles, choose_columns, read_roles
 from trifold.data.settings import DataSettings
 from trifold.data.tables import Table
 from trifold.errors import DataError, UsageError, plural
@@ -61,7 +61,9 @@ def is_table(texts: Sequence[str], recipe: Recipe | None = None) -> bool:
 
     A file whose suffix is none of a table is one if a setting, or the recipe, names its format.
     """
-    name, settings = (texts[0], texts[1:]) if texts else ("", ())
+    if not texts:
+        return False
+    name, *settings = texts
     if not all(text.startswith(("data.", PART)) for text in settings):
         return False
     if _suffix_format(name) is not None:
@@ -90,14 +92,15 @@ def _is_collection(name: str) -> bool:
 
 def files_of(source: str) -> list[str]:
     """The files of a table, or those of the tables in a folder, an archive or a pattern."""
-    is_one = not (_is_collection(source) or is_pattern(source))
-    return [source] if is_one else find_files(source, TABLE_FORMATS)[0]
+    if _is_collection(source) or is_pattern(source):
+        return find_files(source, TABLE_FORMATS)[0]
+    return [source]
 
 
 def _suffix_format(name: str) -> str | None:
     """The format of rows that the suffix of a file name stands for, if it is one."""
-    found = RECORD_FORMATS.get(inner_suffix(name))
-    return None if found == "text" else found
+    format_of_rows = RECORD_FORMATS.get(inner_suffix(name))
+    return None if format_of_rows == "text" else format_of_rows
 
 
 def reading_settings(
@@ -170,37 +173,39 @@ class TableReader(NamedTuple):
         """
         kind, table = self._open()
         keys = keys_of_file(self.file, kind, self.settings)
-        found = dict[str, str]()
+        columns = dict[str, str]()
         first = dict[str, Any]()
         for _, place, row in table.rows:
-            if row is None and len(first) != 1:
-                continue
-            row = dict.fromkeys(first, "") if row is None else row
+            if row is None:  # a blank line
+                if len(first) != 1:
+                    continue
+                row = dict.fromkeys(first, "")
             if not first:
                 first = {**keys.names, **keys.respell(row)}
                 layout = self._choose_layout(first)
-                found = self._columns(layout, first, place, is_table=table.has_columns)
-                for note in [*table.notes, *keys.notes(found.values())]:
+                columns = self._columns(layout, first, place, is_table=table.has_columns)
+                for note in [*table.notes, *keys.notes(columns.values())]:
                     print_once(f"{self.file}: {note}")
             # A null is an empty text.
-            named = keys.respell(row).items()
-            filled = {key: "" if value is None else value for key, value in named}
-            values = read_roles(filled, layout.inputs, found, place)
+            filled = {
+                key: "" if value is None else value for key, value in keys.respell(row).items()
+            }
+            values = read_roles(filled, layout.inputs, columns, place)
             fields = layout.read(dict(zip(layout.inputs, values, strict=True)))
-            pair = {"pair": self.pairs[0]} if self.pairs else {}
-            yield Input(place, **{**fields, **pair}, row=_without_copies(row))
+            if self.pairs:
+                fields = {**fields, "pair": self.pairs[0]}
+            yield Input(place, **fields, row=_without_copies(row))
         for what, count in table.skipped.items():
             print_once(f"{self.file}: {plural(count, what)} skipped")
 
     def _open(self) -> tuple[str, Table]:
         """The format and the rows of the file, whose header may have a single name of a text."""
-        roles = {
-            role: each
-            for layout in self.layouts.values()
-            for role, each in {**layout.inputs, **layout.labels}.items()
-        }
-        texts = {name: name for each in self.layouts.values() for name in _names(each.inputs)}
-        columns = {**texts, **self.settings.columns}
+        roles: dict[str, Role] = {}
+        columns: dict[str, str | int | None] = {}
+        for layout in self.layouts.values():
+            roles |= {**layout.inputs, **layout.labels}
+            columns |= {name: name for name in _names(layout.inputs)}
+        columns |= self.settings.columns
         settings = self.settings.model_copy(update={"columns": columns})
         return open_rows(self.file, settings, roles, Counter(), plain="conll")
 
@@ -212,7 +217,9 @@ class TableReader(NamedTuple):
         if not fitting or (len(fitting) > 1 and "text" not in fitting):
             raise part_error(self.file, fitting, [*self.layouts])
         layout = self.layouts[fitting[0]]
-        return layout.without_pair() if self.pairs else layout
+        if self.pairs:
+            return layout.without_pair()
+        return layout
 
     def _columns(
         self, layout: Layout, first: Mapping[str, Any], place: str, *, is_table: bool
@@ -221,19 +228,18 @@ class TableReader(NamedTuple):
         are read.
         """
         settings = self._settings_for(layout, first)
-        found: dict[str, str] | None = None
+        columns: dict[str, str] | None = None
         if self.is_trained:
             with suppress(DataError):
                 roles = {**layout.inputs, **layout.labels}
-                found = choose_columns(first, roles, settings, place, is_table=is_table)
-        if found is None:
-            labels = layout.labels.items()
-            optional = {role: each._replace(required=False) for role, each in labels}
+                columns = choose_columns(first, roles, settings, place, is_table=is_table)
+        if columns is None:
+            optional = {name: role._replace(required=False) for name, role in layout.labels.items()}
             roles = {**layout.inputs, **optional}
-            found = choose_columns(first, roles, settings, place, is_table=is_table)
-        shown = ", ".join(f"{role} {column!r:.40}" for role, column in found.items())
+            columns = choose_columns(first, roles, settings, place, is_table=is_table)
+        shown = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
         print_once(f"{self.file}: {shown}")
-        return found
+        return columns
 
     def _settings_for(self, layout: Layout, first: Mapping[str, Any]) -> DataSettings:
         """The settings without columns of the recipe that are no input and not in the table."""
@@ -244,8 +250,10 @@ class TableReader(NamedTuple):
             or role in layout.inputs
             or (role in layout.labels and str(column) in first)
         }
-        target = self.settings.target if str(self.settings.target) in first else "target"
-        return self.settings.model_copy(update={"columns": columns, "target": target})
+        changes: dict[str, Any] = {"columns": columns}
+        if str(self.settings.target) not in first:
+            changes["target"] = "target"
+        return self.settings.model_copy(update=changes)
 
 
 def open_table(
@@ -264,15 +272,15 @@ def open_table(
         check_part(part, [*layouts])
         layouts = {part: layouts[part]}
     if part is not None and part in parts:
-        own = parts[part].model_dump(include={"format", "header"}, exclude_defaults=True)
-        given = {**own, **given}
+        of_part = parts[part].model_dump(include={"format", "header"}, exclude_defaults=True)
+        given = {**of_part, **given}
     settings = reading_settings(texts[:1], recipe, given)
     return TableReader(texts[0], layouts, settings, recipe is not None, named, pairs)
 
 
 def _names(roles: Roles) -> Iterator[str]:
-    for each in roles.values():
-        yield from each.names
+    for role in roles.values():
+        yield from role.names
 
 
 def _without_copies(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,10 +9,10 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from trifold import disk
 from trifold.errors import UsageError, check_utf8, escape, printable, wrapped
@@ -40,22 +40,24 @@ def print_note(line: str) -> None:
     """Print a line on standard error, wrapped; a leading `error:` or `warning:` is colored on a
     terminal.
     """
-    is_terminal = sys.stderr.isatty()
-    line = wrapped(line, get_terminal_size().columns if is_terminal else None)
-    label = next((label for label in STYLES if line.startswith(label)), "")
-    if label and is_terminal:
-        from rich.console import Console
-        from rich.text import Text
-
-        text = Text.assemble((label, STYLES[label]), line.removeprefix(label))
-        Console(stderr=True).print(text, soft_wrap=True)
-    else:
+    if not sys.stderr.isatty():
+        print(wrapped(line), file=sys.stderr, flush=True)
+        return
+    line = wrapped(line, get_terminal_size().columns)
+    label = next((label for label in STYLES if line.startswith(label)), None)
+    if label is None:
         print(line, file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text.assemble((label, STYLES[label]), line.removeprefix(label))
+    Console(stderr=True).print(text, soft_wrap=True)
 
 
 def print_error(message: str) -> None:
     """Print `error: …` for each line of the message."""
-    for line in printable(message).split("\n") if message else ["unknown"]:
+    for line in printable(message or "unknown").split("\n"):
         print_note(f"error: {line}")
 
 
@@ -78,15 +80,14 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, title in enumerate(rows[0]):
-        is_right = right[index : index + 1] == "r"
-        fixed = bool(cut) and index >= cut
-        table.add_column(
-            Text(title), justify="right" if is_right else "left", overflow="fold", no_wrap=fixed
-        )
+        justify: Literal["left", "right"] = "left"
+        if right[index : index + 1] == "r":
+            justify = "right"
+        is_whole = bool(cut) and index >= cut
+        table.add_column(Text(title), justify=justify, overflow="fold", no_wrap=is_whole)
+    overflow: Literal["ellipsis"] | None = "ellipsis" if cut else None
     for row in rows[1:]:
-        table.add_row(
-            *(Text(cell, no_wrap=bool(cut), overflow="ellipsis" if cut else None) for cell in row)
-        )
+        table.add_row(*(Text(cell, no_wrap=bool(cut), overflow=overflow) for cell in row))
     console = Console()
     with console.capture() as capture:
         console.print(table)
@@ -143,7 +144,9 @@ def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 def print_result(text: str, results: TextIO, end: str = "\n") -> None:
     """Print generated text at once: escaped on a terminal, and unchanged to a file or a pipe."""
-    print(escape(text) if results.isatty() else text, end=end, file=results, flush=True)
+    if results.isatty():
+        text = escape(text)
+    print(text, end=end, file=results, flush=True)
 
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")  # suffixes
@@ -159,8 +162,8 @@ def check_not_read(out: Path, *sources: str) -> None:
     whole = out.resolve()
     for source in sources:
         place = "in the folder" if expand_path(source).is_dir() else "the file"
-        read = (source, *list_files(source, TABLE_FORMATS))
-        if {expand_path(file).resolve() for file in read} & {whole, *whole.parents}:
+        files = (source, *list_files(source, TABLE_FORMATS))
+        if {expand_path(file).resolve() for file in files} & {whole, *whole.parents}:
             raise UsageError(f"--out {out}: is {place} that is read, {source}; name another file")
 
 
@@ -181,25 +184,41 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
             f"--out {path}: outputs are not compressed; name {path.with_suffix('')}, and compress "
             "it afterwards"
         )
-    is_file = path.is_file() or not path.exists()
-    path = path.resolve() if path.is_symlink() and is_file else path  # the link stays
-    written = path.with_name(f"{path.name}.part") if is_file else path
-    with disk.exclusive(path) if is_file else nullcontext():
+    if path.exists() and not path.is_file():  # a pipe or a device
+        with _naming_full_disk(path), _open_to_write(path, path) as file:
+            yield file
+        return
+    if path.is_symlink():  # which stays
+        path = path.resolve()
+    part = path.with_name(f"{path.name}.part")
+    with disk.exclusive(path):
+        file = _open_to_write(part, path)
         try:
-            file = written.open("w", encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise UsageError(f"--out {path}: cannot be written ({error.strerror})") from None
-        try:
-            with file:
+            with _naming_full_disk(path), file:
                 yield file
-        except BaseException as error:
-            if is_file:
-                _keep_part(written)
-            if isinstance(error, OSError) and error.errno in DISK_FULL and not error.filename:
-                raise OSError(error.errno, error.strerror, str(path)) from None
+        except BaseException:
+            _keep_part(part)
             raise
-        if is_file:
-            disk.rename(written, path)
+        disk.rename(part, path)
+
+
+def _open_to_write(file: Path, out: Path) -> TextIO:
+    """Open a file for the results of --out. Raises UsageError if it cannot be written."""
+    try:
+        return file.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be written ({error.strerror})") from None
+
+
+@contextmanager
+def _naming_full_disk(out: Path) -> Iterator[None]:
+    """Add the name of the file to the error of a full disk, which does not have it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL and not error.filename:
+            raise OSError(error.errno, error.strerror, str(out)) from None
+        raise
 
 
 def _keep_part(part: Path) -> None:

@@ -88,7 +88,9 @@ def save_picture(draw: Callable[[], Figure], path: Path, what: str) -> Path | No
 
 def quote(text: str) -> str:
     """The text for a shell, in double quotes where that is safe."""
-    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
+    if set(text) & set('"$`\\!'):
+        return shlex.quote(text)
+    return f'"{text}"'
 
 
 def next_commands(out: Path, text: str) -> list[str]:

@@ -23,10 +23,9 @@ from trifold.scores import exact_match
 from trifold.train import Outcome
 
 FOLDER = Path("runs/demo-read")
-PRETRAINING, FROM_SCRATCH = (
-    "pretraining",
-    "from-scratch",
-)  # folders of the other runs in that of the demo
+# Folders of the other runs in that of the demo.
+PRETRAINING = "pretraining"
+FROM_SCRATCH = "from-scratch"
 SHARES = {PRETRAINING: 0.5, "": 0.25, FROM_SCRATCH: 0.25}  # of --minutes
 TITLES = {
     PRETRAINING: "1 of 3: pretraining on masked words",
@@ -105,15 +104,12 @@ def _load_recipes(out: Path, minutes: float | None) -> dict[str, Recipe]:
         "": ("demo-read-translations", model | begin),
         FROM_SCRATCH: ("demo-read-translations", model),
     }
-    times = (
-        {}
-        if minutes is None
-        else {name: {"train.minutes": minutes * SHARES[name]} for name in runs}
-    )
-    return {
-        name: load_recipe(recipe, more | times.get(name, {}))
-        for name, (recipe, more) in runs.items()
-    }
+    recipes = {}
+    for name, (recipe, changes) in runs.items():
+        if minutes is not None:
+            changes = {**changes, "train.minutes": minutes * SHARES[name]}
+        recipes[name] = load_recipe(recipe, changes)
+    return recipes
 
 
 def _train(title: str, recipe: Recipe, out: Path) -> Outcome:
