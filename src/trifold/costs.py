@@ -289,8 +289,8 @@ def keys_read(config: ModelConfig, layer: int, keys: int, side: str) -> int:
     """How many of the keys a query may read in self-attention, without single global tokens."""
     rules = rules_of(config)
     near = min((rule.keys_read(config, layer, keys, side) for rule in rules), default=keys)
-    read = part_of(AttentionPart, config).keys_read(config, layer, keys, near, side)
-    return read + sum(rule.keys_added(config, keys) for rule in rules)
+    keys_of_part = part_of(AttentionPart, config).keys_read(config, layer, keys, near, side)
+    return keys_of_part + sum(rule.keys_added(config, keys) for rule in rules)
 
 
 def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
@@ -299,11 +299,11 @@ def _layer_elements(config: ModelConfig, keys: int, side: str) -> int:
     """
     attention = part_of(AttentionPart, config)
     layers = range(config.n_layers)
-    read = [keys_read(config, layer, keys, side) for layer in layers]
+    keys_of_layer = [keys_read(config, layer, keys, side) for layer in layers]
     matrices = sum(feed_forward_elements(config, layer) for layer in layers)
     matrices += config.n_layers * attention.matrices(config)
     matrices += part_of(BlockPart, config).elements(config)
-    scores = attention.score_elements(config, side, keys, read)
+    scores = attention.score_elements(config, side, keys, keys_of_layer)
     return matrices * attention.rows(config, keys) // keys + scores
 
 

@@ -29,8 +29,8 @@ def find_device(name: str = "auto") -> torch.device:
     except (RuntimeError, TypeError):
         raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:0 or mps") from None
     if not available.get(device.type, False):
-        found = ", ".join(sorted(key for key, value in available.items() if value))
-        raise UsageError(f"device {name!r} is not available; available devices: {found}")
+        names = ", ".join(sorted(key for key, value in available.items() if value))
+        raise UsageError(f"device {name!r} is not available; available devices: {names}")
     return device
 
 

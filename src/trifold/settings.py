@@ -216,6 +216,5 @@ def _settings_classes(annotation: Any) -> list[type[Settings]]:
     """The settings classes in an annotation, in order."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    return [
-        found for part in getattr(annotation, "__args__", ()) for found in _settings_classes(part)
-    ]
+    members = getattr(annotation, "__args__", ())
+    return [cls for member in members for cls in _settings_classes(member)]

@@ -58,14 +58,15 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {  # noqa: RUF012 (declared like this in the library)
         first: [
             _OLD_NUMBER,
-            *(each for each in known if not each[0].endswith((":bool", ":timestamp"))),
+            *((tag, form) for tag, form in known if not tag.endswith((":bool", ":timestamp"))),
         ]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        if duplicates := [key for place, key in enumerate(keys) if key in keys[:place]]:
+        duplicates = [key for index, key in enumerate(keys) if key in keys[:index]]
+        if duplicates:
             problem = f"duplicate key {str(duplicates[0])!r}; keep one of them"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return super().construct_mapping(node, deep)

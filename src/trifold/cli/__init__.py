@@ -138,7 +138,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
         context_settings={"max_content_width": 80},
     )
     app.callback(invoke_without_command=True)(_without_command)
-    called = next((each for each in arguments if not each.startswith("-")), None)
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, description in COMMANDS.items():
         if name == called:
             command = import_module(f"trifold.cli.{name}")

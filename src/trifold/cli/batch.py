@@ -84,13 +84,13 @@ def generate_batches(
     parse_special = settings.get("parse_special")
     holes = dict[str, None]()
 
-    def generate(read: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
-        places = [f"line {read + index + 1}" for index in indices]
+    def generate(n_before: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
+        places = [f"line {n_before + index + 1}" for index in indices]
         longest = pipeline.config.max_positions
         check_lengths(pipeline, sources, places, longest, "split the line", parse_special)
         unknown.extend(unknown_words(pipeline.reader, sources))
         holes.update(dict.fromkeys(unparsed_holes(pipeline, sources, parse_special)))
-        generated = generate_outputs(pipeline, sources, settings, on_done=progress, first=read)
+        generated = generate_outputs(pipeline, sources, settings, on_done=progress, first=n_before)
         limits.extend(output.limit for outputs in generated for output in outputs)
         return generated
 

@@ -25,7 +25,13 @@ EXAMPLES = (
 UNFINISHED = ("stopped", "running")
 
 
-@with_options({name: each for group, *_ in GROUPS for name, each in group.items() if name != "out"})
+# Those of `trifold eval`, except that outputs are not written.
+OPTIONS = {
+    name: option for options, *_ in GROUPS for name, option in options.items() if name != "out"
+}
+
+
+@with_options(OPTIONS)
 def run(
     a: Annotated[str, argument("A", "A run, a model folder, or a hub id.")],
     b: Annotated[str, argument("B", "The model to compare with A.")],

@@ -242,11 +242,11 @@ def _predict_rows(
     request.check_pairs(0, 1, texts=len(texts))
     pipeline = request.load()
     predictor = request.predictor(pipeline, out, is_rows=True)
-    read: Callable[[], Iterator[Input]] = partial(image_inputs, source)
+    read_items: Callable[[], Iterator[Input]] = partial(image_inputs, source)
     dialect = None
     if not pipeline.config.n_patches:
         table = open_table(texts, predictor.task, request.recipe, request.pairs)
-        read = table.inputs
+        read_items = table.inputs
         dialect = table.dialect()
     columns = added_columns(predictor)
     size = batch_size or _usual_size(predictor)
@@ -263,7 +263,7 @@ def _predict_rows(
             yield item, dict(zip(columns, values, strict=True))
 
     key = command + repr(_digests(source, request.model, out))
-    write_table(read, out, Format.of(out, source, dialect), columns, key, size, rows)
+    write_table(read_items, out, Format.of(out, source, dialect), columns, key, size, rows)
     return predictor
 
 

@@ -10,56 +10,76 @@ from trifold import disk
 from trifold.cli.batch import one_line
 from trifold.look import plots
 from trifold.nn.config import REGRESSION, SINGLE
+from trifold.objectives.evaluation import Evaluation
 from trifold.scores.classification import BINS, ClassificationScore
 
 MOST = 50  # mistakes
 
 
-def write_report(folder: Path, task: Any, rows: Any, found: Any) -> None:
+def write_report(folder: Path, task: Any, rows: Any, evaluation: Evaluation) -> None:
     """Write mistakes.tsv; of a classification with one label also confusion and calibration (.tsv,
     .png).
 
-    task, rows, found: an objective, its rows, and their `Evaluation` with a sample of each row.
-    Raises TrifoldError without matplotlib.
+    task, rows: an objective and its rows. evaluation: with a sample of each row. Raises
+    TrifoldError without matplotlib.
     """
     plots.check_picture(folder / "confusion.png")
     disk.make_folder(folder)
     problem = getattr(task, "problem", None)
-    both = zip(found.confidences, rows.lines, found.samples, strict=False)
-    wrong = [(sure, line, each) for sure, line, each in both if each.reference != each.ours]
-    if problem == REGRESSION:
-        wrong = [
-            (abs(float(each.reference) - float(each.ours)), line, each) for _, line, each in wrong
-        ]
-    wrong.sort(key=lambda mistake: -mistake[0])
-    table = [(rows.report.name, line, *each, f"{sure:.4f}") for sure, line, each in wrong[:MOST]]
-    last = "error" if problem == REGRESSION else "probability"
-    _write(
-        folder / "mistakes.tsv", [("file", "line", "text", "expected", "predicted", last), *table]
-    )
+    _write_mistakes(folder / "mistakes.tsv", rows, evaluation, is_regression=problem == REGRESSION)
     if problem != SINGLE:
         return
     names = [*task.numbers]
-    score = ClassificationScore(len(task.numbers))
-    expected, predicted = (
-        [task.numbers[each[place]] for each in found.samples] for place in (1, 2)
-    )
-    score.add(expected, predicted, found.confidences)
+    expected = [task.numbers[sample.reference] for sample in evaluation.samples]
+    predicted = [task.numbers[sample.ours] for sample in evaluation.samples]
+    score = ClassificationScore(len(names))
+    score.add(expected, predicted, evaluation.confidences)
+    _write_confusion(folder / "confusion.tsv", names, score)
+    _write_calibration(folder / "calibration.tsv", score)
+    confusion = plots.new_figure(5, 5)
+    plots.draw_confusion(confusion.subplots(), score.table, names)
+    plots.save_figure(confusion, folder / "confusion.png")
+    calibration = plots.new_figure(5, 5)
+    plots.draw_calibration(calibration.subplots(), score.reliability)
+    plots.save_figure(calibration, folder / "calibration.png")
+
+
+def _write_mistakes(file: Path, rows: Any, evaluation: Evaluation, *, is_regression: bool) -> None:
+    """Write the samples with wrong outputs: the most confident first, or of a regression those with
+    the largest errors.
+    """
+    mistakes = []
+    samples = zip(evaluation.confidences, rows.lines, evaluation.samples, strict=False)
+    for size, line, sample in samples:
+        if sample.reference == sample.ours:
+            continue
+        if is_regression:
+            assert sample.reference is not None  # the row has a label
+            size = abs(float(sample.reference) - float(sample.ours))
+        mistakes.append((size, line, sample))
+    mistakes.sort(key=lambda mistake: -mistake[0])
+    last = "error" if is_regression else "probability"
+    table: list[Sequence[object]] = [("file", "line", "text", "expected", "predicted", last)]
+    for size, line, sample in mistakes[:MOST]:
+        table.append((rows.report.name, line, *sample, f"{size:.4f}"))
+    _write(file, table)
+
+
+def _write_confusion(file: Path, names: list[str], score: ClassificationScore) -> None:
+    """Write how often each class is predicted (columns) for each expected one (rows)."""
     counts = zip(names, score.table.tolist(), strict=True)
-    _write(
-        folder / "confusion.tsv", [("expected", *names), *((name, *row) for name, row in counts)]
-    )
-    bins = [(place / BINS, *row) for place, row in enumerate(score.reliability.tolist()) if row[0]]
-    means = [
-        (f"{low:.3f}", int(n), f"{sure / n:.4f}", f"{right / n:.4f}")
-        for low, n, sure, right in bins
-    ]
-    _write(folder / "calibration.tsv", [("from", "count", "confidence", "accuracy"), *means])
-    figures = [plots.new_figure(5, 5) for _ in range(2)]
-    plots.draw_confusion(figures[0].subplots(), score.table, names)
-    plots.draw_calibration(figures[1].subplots(), score.reliability)
-    for name, figure in zip(("confusion", "calibration"), figures, strict=True):
-        plots.save_figure(figure, folder / f"{name}.png")
+    _write(file, [("expected", *names), *((name, *row) for name, row in counts)])
+
+
+def _write_calibration(file: Path, score: ClassificationScore) -> None:
+    """Write the mean confidence and the accuracy of predictions of similar confidence."""
+    table: list[Sequence[object]] = [("from", "count", "confidence", "accuracy")]
+    for index, (count, confidence, correct) in enumerate(score.reliability.tolist()):
+        if count:
+            mean = f"{confidence / count:.4f}"
+            accuracy = f"{correct / count:.4f}"
+            table.append((f"{index / BINS:.3f}", int(count), mean, accuracy))
+    _write(file, table)
 
 
 def _write(file: Path, rows: Iterable[Sequence[object]]) -> None:

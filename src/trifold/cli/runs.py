@@ -2,7 +2,6 @@
 without torch.
 """
 
-import hashlib
 import json as json_library
 import math
 import os
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from trifold import disk
 from trifold.cli.options import Json, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import TrifoldError, UsageError, escape
@@ -78,29 +78,29 @@ def run(
         raise UsageError(
             f"{folder}: no such folder; name the folder of the runs: trifold runs FOLDER"
         )
-    found = [describe_run(path, os.path.relpath(path, folder)) for path in find_runs(folder)]
-    found.sort(key=lambda facts: facts.started, reverse=True)
+    runs = [describe_run(path, os.path.relpath(path, folder)) for path in find_runs(folder)]
+    runs.sort(key=lambda facts: facts.started, reverse=True)
     if sort == "score":
-        found.sort(key=lambda facts: facts.rank)
+        runs.sort(key=lambda facts: facts.rank)
     if json:
-        print_json([asdict(facts) for facts in found])
+        print_json([asdict(facts) for facts in runs])
         return
-    for facts in found:
+    for facts in runs:
         if facts.error is not None:
             print_note(f"warning: {facts.error}")
-    print_table([HEADING, *map(_row, found)], "    r", cut=3)
+    print_table([HEADING, *map(_row, runs)], "    r", cut=3)
     if (folder / SUMMARY).is_file():
-        _print_summary(folder / SUMMARY, found)
+        _print_summary(folder / SUMMARY, runs)
 
 
-def _print_summary(file: Path, found: list[Facts]) -> None:
+def _print_summary(file: Path, runs: list[Facts]) -> None:
     """Print the mean and the deviation of several runs, unless one of them has changed since."""
-    values = {facts.run: facts.value for facts in found if facts.state == "finished"}
+    values = {facts.run: facts.value for facts in runs if facts.state == "finished"}
     try:
         summary = json_library.loads(file.read_bytes())
-        names = [each["run"] for each in summary["runs"]]
         score = summary["score"]
-        is_current = all(values.get(each["run"]) == each["value"] for each in summary["runs"])
+        n_runs = len(summary["runs"])
+        is_current = all(values.get(run["run"]) == run["value"] for run in summary["runs"])
         spread = "{mean:.2f} ± {deviation:.2f}, mean ± standard deviation (n - 1)".format(**summary)
     except (ValueError, TypeError, KeyError):
         is_current = False
@@ -110,17 +110,17 @@ def _print_summary(file: Path, found: list[Facts]) -> None:
             "writes it again"
         )
         return
-    print(f"\n{len(names)} runs: {score.replace('_', ' ')} {spread}")
+    print(f"\n{n_runs} runs: {score.replace('_', ' ')} {spread}")
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """The runs in a folder, itself included, and the folders that cannot be read."""
     unreadable = list[OSError]()
-    for place, names, files in os.walk(folder, onerror=unreadable.append):
+    for path, names, files in os.walk(folder, onerror=unreadable.append):
         is_run = RECIPE in files or METRICS in files
         names[:] = [name for name in names if not (is_run and name in PARTS)]
         if is_run:
-            yield Path(place)
+            yield Path(path)
     yield from (Path(error.filename) for error in unreadable)
 
 
@@ -171,7 +171,7 @@ def _is_complete(run: Path, step: int, validated: int, last: dict[str, Any]) -> 
     if last.get("stopped_by") in (None, "signal") or validated != step:
         return False
     # A session that was killed while it read the data left a recipe with other settings.
-    recipe = hashlib.sha256((run / RECIPE).read_bytes()).hexdigest()
+    recipe = disk.sha256_of_file(run / RECIPE)
     checkpoint = run / "checkpoints" / f"step-{step:08d}" / "manifest.json"
     has_model = any((run / "model").glob("*.safetensors"))
     return last.get("recipe", recipe) == recipe and checkpoint.is_file() and has_model
@@ -186,9 +186,8 @@ def _read_metrics(file: Path, facts: Facts) -> int:
     for values in iter_json_lines(file):
         facts.step = int(values["step"])
         facts.seconds = float(values.get("seconds", facts.seconds))
-        if facts.score == "auto" and (
-            names := [key[6:] for key in values if key.startswith("valid/")]
-        ):
+        names = [key.removeprefix("valid/") for key in values if key.startswith("valid/")]
+        if facts.score == "auto" and names:
             facts.score = names[1]  # after the loss
         if "valid/loss" in values:
             validated = facts.step

@@ -78,15 +78,15 @@ class Format(NamedTuple):
             return cls(out.suffix, dialect)
         return cls(out.suffix, DIALECTS.get(out.suffix, DIALECTS[".csv"]))
 
-    def record(self, columns: Sequence[str], one: Input, values: Mapping[str, Any]) -> bytes:
+    def record(self, columns: Sequence[str], item: Input, values: Mapping[str, Any]) -> bytes:
         """The record of a row with its predictions. Raises DataError if the format cannot hold
         it.
         """
         try:
-            return RECORDS[self.suffix](columns, {**one.row, **values}, self.dialect).encode()
+            return RECORDS[self.suffix](columns, {**item.row, **values}, self.dialect).encode()
         except (csv.Error, ValueError) as error:
             problem = f"not possible in {self.suffix}: {error}"
-            raise DataError(f"{one.place}: {problem}; write .jsonl") from None
+            raise DataError(f"{item.place}: {problem}; write .jsonl") from None
 
     def header(self, columns: Sequence[str]) -> bytes:
         """What stands above the rows."""
@@ -118,7 +118,7 @@ def name_columns(columns: Collection[str], added: Sequence[str]) -> dict[str, st
 
 
 def write_table(
-    read: Callable[[], Iterator[Input]],
+    read_items: Callable[[], Iterator[Input]],
     out: Path,
     form: Format,
     added: Sequence[str],
@@ -137,7 +137,7 @@ def write_table(
     if out.is_symlink():  # which stays
         out = out.resolve()
     with disk.exclusive(out):
-        columns, total = _check(read, form)
+        columns, total = _check(read_items, form)
         names = name_columns(columns, added)
         part = out.with_name(f"{out.name}.part")
         state_file = out.with_name(f"{out.name}.part.json")
@@ -147,11 +147,11 @@ def write_table(
             file.truncate(state["bytes"])
             if not state["rows"]:
                 disk.put(file, form.header(columns))
-            results = predict(islice(read(), state["rows"], None), state["rows"], advance)
+            results = predict(islice(read_items(), state["rows"], None), state["rows"], advance)
             while window := [*islice(results, size)]:
-                for one, values in window:
+                for item, values in window:
                     named = {names[name]: value for name, value in values.items()}
-                    disk.put(file, form.record(columns, one, named))
+                    disk.put(file, form.record(columns, item, named))
                 disk.flush(file)
                 state |= {"rows": state["rows"] + len(window), "bytes": file.tell()}
                 disk.replace_text(state_file, json_line(state))
@@ -178,16 +178,16 @@ def _read_state(part: Path, state_file: Path, key: str) -> dict[str, Any]:
     return state
 
 
-def _check(read: Callable[[], Iterator[Input]], form: Format) -> tuple[list[str], int]:
+def _check(read_items: Callable[[], Iterator[Input]], form: Format) -> tuple[list[str], int]:
     """The columns of all rows, in the order of their first use, and the number of rows.
 
     Raises DataError for a row that the format cannot hold, and if there is none.
     """
     columns = dict[str, None]()
     total = 0
-    for one in read():
-        columns |= dict.fromkeys(one.row)
-        form.record([*one.row], one, {})
+    for item in read_items():
+        columns |= dict.fromkeys(item.row)
+        form.record([*item.row], item, {})
         total += 1
     if not total:
         raise DataError("the table has no row; name another file")
