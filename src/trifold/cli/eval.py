@@ -37,12 +37,10 @@ if TYPE_CHECKING:
     from trifold.batches import BatchSettings
     from trifold.data import DataSettings, Rows
     from trifold.objectives.evaluation import EvalContext
-    from trifold.objectives.objective import Objective, ObjectiveSettings
+    from trifold.objectives.objective import DataKind, Objective, ObjectiveSettings
     from trifold.objectives.translate import TranslateSettings
     from trifold.pipeline import Pipeline
     from trifold.recipe import Recipe
-
-DataKind = Literal["pairs", "table", "images", "documents", "parts"]
 
 # Options for some kinds of data only.
 FOR_TABLES = {
@@ -75,13 +73,8 @@ GROUPS: tuple[tuple[Mapping[str, Any], tuple[DataKind, ...], str], ...] = (
     (FOR_PAIRS, ("pairs",), "translations"),
     (FOR_DOCUMENTS, ("documents",), "raw text"),
 )
-REPORTED = (
-    "classify",
-    "tag",
-    "answer",
-    "choose",
-    "images",
-)  # the tasks of labels, which --report is for
+# The tasks of labels, which --report is for.
+REPORTED = ("classify", "tag", "answer", "choose", "images")
 # Shape of a model without a run -> the data on which it is measured.
 BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pairs"}
 
@@ -101,8 +94,7 @@ def run(
         typer.Argument(
             metavar="[DATA]...",
             help="Two files of lines, or one .tsv, .csv or .jsonl; for a language model any "
-            "number of text files. "
-            "Default: the run's test set, or its validation set.",
+            "number of text files. Default: the run's test set, or its validation set.",
         ),
     ] = None,
     split: Annotated[
@@ -235,8 +227,7 @@ def data_kind_of(request: EvalRequest) -> DataKind:
     if shape not in BY_SHAPE:
         raise UsageError(
             f"{request.model}: an {shape} without a recipe.yaml, so its task is unknown; name "
-            "the run that it comes "
-            "from, or use `trifold predict`"
+            "the run that it comes from, or use `trifold predict`"
         )
     return BY_SHAPE[shape]
 

@@ -37,6 +37,7 @@ from trifold.text.special_tokens import merge_files, names_of
 TOKENIZER_FILE = "tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 AnyRows = TypeVar("AnyRows", bound=Rows)
+DataKind = Literal["pairs", "table", "images", "documents", "parts"]
 # Defaults of a recipe that leaves the model to its task: a model of a published family.
 ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
@@ -189,7 +190,7 @@ class ObjectiveSettings(Settings):
     special: settings of a new tokenizer that the objective requires with any model.
     """
 
-    data_kind: ClassVar[Literal["pairs", "table", "images", "documents", "parts"]] = "documents"
+    data_kind: ClassVar[DataKind] = "documents"
     command: ClassVar[str] = 'generate {folder} "your text"'
     unused_keys: ClassVar[tuple[str, ...]] = ("tokenizer.dropout", "tokenizer.dropout_epochs")
     supports_cache: ClassVar[bool] = False
