@@ -49,7 +49,7 @@ FILE_FORMATS: dict[str, FileFormat] = {
 
 # Format -> the usual delimiter of tables.
 DELIMITERS = {
-    name: each.delimiter for name, each in FILE_FORMATS.items() if each.delimiter is not None
+    name: kind.delimiter for name, kind in FILE_FORMATS.items() if kind.delimiter is not None
 }
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ else:
 
 def names_of(content: str) -> list[str]:
     """The names of the formats that hold this."""
-    return [name for name, each in FILE_FORMATS.items() if content in each.holds]
+    return [name for name, kind in FILE_FORMATS.items() if content in kind.holds]
 
 
 def list_suffixes(content: str) -> str:

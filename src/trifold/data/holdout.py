@@ -76,9 +76,9 @@ def strata_of(labels: Sequence[Any]) -> Keys:
     tenth in which a number with decimals is.
     """
     if any(isinstance(label, list) for label in labels):
-        several = [label if isinstance(label, list) else [label] for label in labels]
-        counts = Counter(chain.from_iterable({*each} for each in several))
-        return [min(each, key=lambda name: (counts[name], name), default=None) for each in several]
+        sets = [label if isinstance(label, list) else [label] for label in labels]
+        counts = Counter(chain.from_iterable({*names} for names in sets))
+        return [min(names, key=lambda name: (counts[name], name), default=None) for names in sets]
     with suppress(ValueError):
         numbers = [float(str(label).replace(",", ".")) for label in labels]
         if all(map(math.isfinite, numbers)) and not all(map(float.is_integer, numbers)):
@@ -133,10 +133,10 @@ def _can_separate(
 
 def _divide_equal(total: int, count: HoldOut, seed: int, noun: str, traits: Traits) -> Division:
     """Rows of too few different texts, which are on both sides."""
-    found = divide(total, count, seed, noun, traits._replace(texts=()))
+    division = divide(total, count, seed, noun, traits._replace(texts=()))
     texts = [*zip(*traits.texts, strict=True)]
-    kept = {texts[row] for row in found.kept}
-    return found._replace(known=sum(texts[row] in kept for row in found.held))
+    kept = {texts[row] for row in division.kept}
+    return division._replace(known=sum(texts[row] in kept for row in division.held))
 
 
 def _count_moved(
@@ -163,17 +163,17 @@ def _groups(total: int, keys: Sequence[Keys]) -> list[list[int]]:
             row = parent[row]
         return row
 
-    for each in keys:
+    for column in keys:
         first: dict[Hashable, int] = {}
-        for row, key in enumerate(each):
+        for row, key in enumerate(column):
             if key is not None:
                 one = root(row)
                 other = root(first.setdefault(key, row))
                 parent[max(one, other)] = min(one, other)
-    found: dict[int, list[int]] = defaultdict(list)
+    groups: dict[int, list[int]] = defaultdict(list)
     for row in range(total):
-        found[root(row)].append(row)
-    return list(found.values())
+        groups[root(row)].append(row)
+    return list(groups.values())
 
 
 def _drawn(
@@ -196,7 +196,7 @@ def _drawn(
         return _take_latest(shuffled, size)
     strata = _strata(shuffled, traits.label)
     # A label that only one text has is trained on; where most have their own, they are no classes.
-    common = [each for each in strata if len(each) > 1]
+    common = [stratum for stratum in strata if len(stratum) > 1]
     if sum(map(_count_rows, common)) >= max(size + 1, total * 3 / 4):
         strata = common
     return _take(strata, _quotas([*map(_count_rows, strata)], size))
@@ -214,7 +214,7 @@ def _fold(shuffled: list[list[int]], fold: str, noun: str, traits: Traits) -> se
             f"data.holdout: {folds:,} folds of {len(shuffled):,} {what}; use fewer folds"
         )
     sizes = [0] * folds
-    found = [set[int]() for _ in sizes]
+    rows_of_folds = [set[int]() for _ in sizes]
     for groups in _strata(shuffled, traits.label):
         # The next group, the largest first, belongs to the fold with the fewest rows.
         smallest = [(0, size, place) for place, size in enumerate(sizes)]
@@ -222,25 +222,27 @@ def _fold(shuffled: list[list[int]], fold: str, noun: str, traits: Traits) -> se
         for group in sorted(groups, key=len, reverse=True):
             of_label, size, place = smallest[0]
             heapq.heapreplace(smallest, (of_label + len(group), size + len(group), place))
-            found[place].update(group)
+            rows_of_folds[place].update(group)
             sizes[place] = size + len(group)
-    return found[number - 1]
+    return rows_of_folds[number - 1]
 
 
 def _strata(shuffled: list[list[int]], label: Keys | None) -> list[list[list[int]]]:
     """The groups by the most frequent label of their rows."""
     if label is None:
         return [shuffled]
-    found: dict[Hashable, list[list[int]]] = defaultdict(list)
+    strata: dict[Hashable, list[list[int]]] = defaultdict(list)
     for group in shuffled:
-        found[Counter(label[row] for row in group).most_common(1)[0][0]].append(group)
-    return list(found.values())
+        most_frequent = Counter(label[row] for row in group).most_common(1)[0][0]
+        strata[most_frequent].append(group)
+    return list(strata.values())
 
 
 def _quotas(sizes: list[int], size: int) -> list[int]:
     """Shares of `size` in proportion to the sizes, by the largest remainders."""
-    exact = [each * size / sum(sizes) for each in sizes]
-    quotas = [int(each) for each in exact]
+    total = sum(sizes)
+    exact = [rows * size / total for rows in sizes]
+    quotas = [int(share) for share in exact]
     by_remainder = sorted(range(len(sizes)), key=lambda number: quotas[number] - exact[number])
     for number in by_remainder[: size - sum(quotas)]:
         quotas[number] += 1

@@ -40,9 +40,11 @@ def iter_hub(source: str) -> Iterator[NumberedRow]:
 
 def named_rows(dataset: Any) -> Iterator[Mapping[str, Any]]:
     """The rows of a dataset of the library `datasets`, with the names of classes."""
-    features = (getattr(dataset, "features", None) or {}).items()
-    found = {key: getattr(getattr(each, "feature", each), "names", None) for key, each in features}
-    names = {key: each for key, each in found.items() if each}
+    names = {}
+    for key, feature in (getattr(dataset, "features", None) or {}).items():
+        of_classes = getattr(getattr(feature, "feature", feature), "names", None)
+        if of_classes:
+            names[key] = of_classes
     for row in dataset:
         yield with_names(row, names)
 
@@ -64,8 +66,8 @@ def names_in_metadata(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str
     """
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        found = {key: _names_of_feature(feature) for key, feature in features.items()}
-        return {key: names for key, names in found.items() if names}
+        names = {key: _names_of_feature(feature) for key, feature in features.items()}
+        return {key: of_classes for key, of_classes in names.items() if of_classes}
     return {}
 
 

@@ -82,11 +82,11 @@ def measure_images(
     source: str | list[str], data: DataSettings = PLAIN
 ) -> tuple[int, tuple[str, int, int]]:
     """The number of images; Pillow mode, height and width of the first one."""
-    found = iter_images(source, Counter(), data)
+    images = iter_images(source, Counter(), data)
     kinds = Counter[tuple[str, int, int]]()
-    name, _, image = next(found)
+    name, _, image = next(images)
     read_image(image, ImageSettings(size=None, **UNSCALED), 3, name, kinds)
-    return 1 + sum(1 for _ in found), next(iter(kinds))
+    return 1 + sum(1 for _ in images), next(iter(kinds))
 
 
 def iter_images(
@@ -118,22 +118,22 @@ def list_images(source: str | list[str], data: DataSettings = PLAIN) -> dict[str
     """The files of a source in reading order, each with the class that its folder or row names;
     archives and IDX files name none.
     """
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     names = [source] if isinstance(source, str) else source
     for name in names:
         if is_dataset(name):
             rows = _iter_rows(name, data)
-            found |= {file: label for _, label, file in rows if isinstance(file, str)}
+            labels |= {file: label for _, label, file in rows if isinstance(file, str)}
             continue
         path = expand_path(name)
         if "idx3" in path.name:
-            found |= {str(path): "", str(_labels_of_idx(path)): ""}
+            labels |= {str(path): "", str(_labels_of_idx(path)): ""}
         elif path.is_dir():
             images = (image for image in _iter_folder(name) if image[-1] is not None)
-            found |= {file: label for file, label, _ in images}
+            labels |= {file: label for file, label, _ in images}
         else:
-            found[str(file_on_disk(path))] = ""
-    return found
+            labels[str(file_on_disk(path))] = ""
+    return labels
 
 
 def _iter_rows(source: str, data: DataSettings) -> Iterator[Labelled]:

@@ -168,8 +168,7 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
             if opened.width * opened.height > MAX_PIXELS:
                 raise DataError(
                     f"{name}: an image of {opened.width:,} x {opened.height:,} pixels is too "
-                    "large; "
-                    f"the limit is {MAX_PIXELS:,} pixels"
+                    f"large; the limit is {MAX_PIXELS:,} pixels"
                 )
             upright = transpose(opened)
             kinds[upright.mode, upright.height, upright.width] += 1
@@ -212,15 +211,15 @@ def _bytes_of(pixels: NDArray[Any], name: str) -> NDArray[np.uint8]:
     if pixels.dtype.kind == "u":
         return (pixels >> 8).astype(np.uint8)
     with np.errstate(invalid="ignore"):  # of NaN, which is not equal to its byte
-        found = pixels.astype(np.uint8)
-    if not np.array_equal(found, pixels):
+        as_bytes = pixels.astype(np.uint8)
+    if not np.array_equal(as_bytes, pixels):
         low = pixels.min()
         high = pixels.max()
         raise DataError(
             f"{name}: pixels of 32 bits from {low:g} to {high:g}, whose black and white are not "
             "known; save the image with pixels of 8 bits (0 to 255) or 16 bits (0 to 65,535)"
         )
-    return found
+    return as_bytes
 
 
 def import_pillow() -> tuple[Any, Any]:

@@ -232,8 +232,8 @@ def list_in(text: str) -> list[Any] | None:
         return []
     if text.startswith("["):
         with suppress(ValueError, RecursionError):
-            found: list[Any] = json.loads(text)
-            return found
+            listed: list[Any] = json.loads(text)
+            return listed
     if text[:1] not in _LISTS or not _LISTS[text[0]].fullmatch(text):
         return None
     with suppress(ValueError, SyntaxError):

@@ -101,9 +101,9 @@ class Rows:
     def count_known(self, train: Rows) -> None:
         """Count the rows with a text of the training data in the report."""
         known = [{*keys} for keys in train.traits().texts]
-        own = zip(*self.traits().texts, strict=True)
+        rows = zip(*self.traits().texts, strict=True)
         self.report.known = sum(
-            any(key in keys for key, keys in zip(row, known, strict=True)) for row in own
+            any(key in keys for key, keys in zip(row, known, strict=True)) for row in rows
         )
 
 

@@ -67,7 +67,7 @@ def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]
     """
     if isinstance(answers, Mapping):
         answers = _answers_of_lists(answers, place)
-    found = []
+    checked = []
     for answer in answers:
         if not isinstance(answer, Mapping):
             raise DataError(f"{place}: an answer is {answer!r:.40}, expected an object; {_FORM}")
@@ -85,8 +85,8 @@ def check_answers(answers: Any, context: str, place: str) -> list[dict[str, Any]
                 f"{place}: the answer {text!r:.80} is not at character {start} of its context, "
                 f"where {there!r:.80} stands; correct answer_start, which counts characters from 0"
             )
-        found.append({"text": text, "start": start})
-    return found
+        checked.append({"text": text, "start": start})
+    return checked
 
 
 def _is_empty(text: Any) -> bool:
@@ -111,7 +111,7 @@ def _answers_of_lists(answers: Mapping[str, Any], place: str) -> list[dict[str, 
 
 def _list(value: Any, key: str, place: str) -> list[Any]:
     """The objects in the list under `key`."""
-    found = value.get(key) if isinstance(value, Mapping) else None
-    if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
+    objects = value.get(key) if isinstance(value, Mapping) else None
+    if not isinstance(objects, list) or not all(isinstance(entry, Mapping) for entry in objects):
         raise DataError(f"{place}: {key!r} is not a list of objects; {_FORM}")
-    return found
+    return objects

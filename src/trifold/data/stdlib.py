@@ -76,20 +76,20 @@ def read_functions(folder: Path) -> list[Row]:
 
     The signature is the first line of the text, from `def` to the colon.
     """
-    found: dict[str, Row] = {}
+    functions: dict[str, Row] = {}
     for module, tree in read_modules(folder):
         for node in _definitions(tree.body):
             text = ast.unparse(_strip(node))
             if does_something(node):
                 row = {"text": text, "signature": text.partition("\n")[0], "module": module}
-                found.setdefault(text, row)
-    if len(found) < MIN_FUNCTIONS:
+                functions.setdefault(text, row)
+    if len(functions) < MIN_FUNCTIONS:
         raise DataError(
-            f"{folder}: the sources of the standard library have {len(found):,} functions, "
+            f"{folder}: the sources of the standard library have {len(functions):,} functions, "
             f"fewer than {MIN_FUNCTIONS:,}: this Python was installed without source files; use "
             "one from python.org, uv or the full package of your system (Debian: libpython3-stdlib)"
         )
-    return list(found.values())
+    return list(functions.values())
 
 
 def split_functions(functions: Iterable[Row]) -> dict[str, list[Row]]:

@@ -201,8 +201,8 @@ def _build_group(
     ids_file, lengths_file, record_file = _group_files(folder, number)
     record = _read_record(job, folder, number)
     if record is not None:
-        found = [_sha256(file, should_stop) for file in (ids_file, lengths_file)]
-        if found == [record["sha256"], record["lengths_sha256"]]:
+        digests = [_sha256(file, should_stop) for file in (ids_file, lengths_file)]
+        if digests == [record["sha256"], record["lengths_sha256"]]:
             return record
     disk.remove(record_file)
     counts = DocumentReport("")
@@ -219,7 +219,7 @@ def _build_group(
             yield ids.astype(job.encoder.dtype).tobytes()
 
     sha256 = disk.write(ids_file, encode())
-    lengths = np.concatenate([np.empty(0, np.int64), *(each for each, _ in sizes)])
+    lengths = np.concatenate([np.empty(0, np.int64), *(lengths for lengths, _ in sizes)])
     kept = lengths[lengths > 0]  # documents without tokens are left out
     record = {
         "documents": len(kept),

@@ -65,12 +65,12 @@ class MappedArray:
 
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, np.ndarray):
-            found = self._array[key]
-            # A view would read the pages again after they are released.
-            return self._touch(found.copy() if isinstance(key, slice) else found, runs=1)
-        distant = (
-            np.flatnonzero(np.abs(np.diff(key)) * self.dtype.itemsize > _READAHEAD_BYTES // 32) + 1
-        )
+            values = self._array[key]
+            if isinstance(key, slice):
+                values = values.copy()  # a view would read the pages again after their release
+            return self._touch(values, runs=1)
+        gaps = np.abs(np.diff(key)) * self.dtype.itemsize
+        distant = np.flatnonzero(gaps > _READAHEAD_BYTES // 32) + 1
         if len(distant) < _MAX_RUNS:
             return self._touch(self._array[key], len(distant) + 1)
         parts = np.split(key, distant[_MAX_RUNS - 1 :: _MAX_RUNS])
@@ -86,12 +86,12 @@ class MappedArray:
         if hasattr(mmap, "MADV_DONTNEED") and isinstance(self._file.base, mmap.mmap):
             self._file.base.madvise(mmap.MADV_DONTNEED)
 
-    def _touch(self, found: Any, runs: int) -> Any:
+    def _touch(self, values: Any, runs: int) -> Any:
         """Count the bytes that an access has mapped; release all pages above the limit."""
-        self._touched += found.nbytes + runs * _READAHEAD_BYTES
+        self._touched += values.nbytes + runs * _READAHEAD_BYTES
         if self._touched > _MAX_RESIDENT_BYTES:
             self.release()
-        return found
+        return values
 
 
 @dataclass(frozen=True)
@@ -160,25 +160,25 @@ def open_tokens(
     folder = parent / f"{safe_file_name(corpus.report.name)}-{key[:16]}"
     try:
         disk.make_folder(parent)
-        if found := _open_cache(folder, key, corpus):
-            return found
+        if cache := _open_cache(folder, key, corpus):
+            return cache
         with _exclusive_lock(parent / f".{folder.name}.lock", report):
-            found = _open_cache(folder, key, corpus)  # another process may have built it meanwhile
-            if found is None:
+            cache = _open_cache(folder, key, corpus)  # another process may have built it meanwhile
+            if cache is None:
                 partial = parent / f".{folder.name}.partial"
                 job = token_build.BuildJob(corpus, settings, encoder, side, seed, key)
                 token_build.build(job, partial, report, workers, part_bytes)
                 disk.remove(folder)  # it belongs to files that have changed
                 disk.rename(partial, folder)
                 disk.flush_folder(parent)
-                found = _open_cache(folder, key, corpus)
+                cache = _open_cache(folder, key, corpus)
     except OSError as error:
         raise DataError(
             f"{parent}: the cache cannot be written ({error.strerror or error}); choose another "
             "data.cache"
         ) from None
-    assert found is not None
-    return found
+    assert cache is not None
+    return cache
 
 
 def sample_documents(

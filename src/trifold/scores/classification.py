@@ -95,16 +95,15 @@ class ClassificationScore:
         unknown class.
         """
         labels = np.asarray(references, np.int64)
-        found = np.asarray(predictions, np.int64)
-        check_lengths(labels, found, "labels")
+        predicted = np.asarray(predictions, np.int64)
+        check_lengths(labels, predicted, "labels")
         classes = len(self.table)
-        if unknown := {*labels.tolist(), *found.tolist()} - {*range(classes)}:
+        if unknown := {*labels.tolist(), *predicted.tolist()} - {*range(classes)}:
             raise DataError(f"class {min(unknown)} is unknown; the classes are 0 to {classes - 1}")
-        self.table += confusion_matrix(labels, found, classes)
+        self.table += confusion_matrix(labels, predicted, classes)
         if confidences is not None:
-            self.reliability += reliability_table(
-                labels, found, np.asarray(confidences, np.float64)
-            )
+            probabilities = np.asarray(confidences, np.float64)
+            self.reliability += reliability_table(labels, predicted, probabilities)
 
     def values(self) -> dict[str, float]:
         """accuracy, micro_f1, macro_f1, matthews; f1 of two classes; calibration_error if there are
@@ -133,10 +132,10 @@ class MultiLabelScore:
     def add(self, references: ArrayLike, predictions: ArrayLike) -> None:
         """Add label sets: (B, C), true where a label applies."""
         labels = np.asarray(references, bool)
-        found = np.asarray(predictions, bool)
-        check_lengths(labels.ravel(), found.ravel(), "labels")
-        self.equal += int((labels == found).all(1).sum())
-        self.counts += [(labels & found).sum(0), labels.sum(0), found.sum(0)]
+        predicted = np.asarray(predictions, bool)
+        check_lengths(labels.ravel(), predicted.ravel(), "labels")
+        self.equal += int((labels == predicted).all(1).sum())
+        self.counts += [(labels & predicted).sum(0), labels.sum(0), predicted.sum(0)]
         self.examples += len(labels)
 
     def values(self) -> dict[str, float]:

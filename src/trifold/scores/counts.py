@@ -14,8 +14,8 @@ def f1(correct: float, references: float, predictions: float) -> float:
 def overlap_f1(reference: Iterable[Hashable], prediction: Iterable[Hashable]) -> float:
     """F1 of the items that occur in both, each as often as in the one that has fewer of it."""
     labels = Counter(reference)
-    found = Counter(prediction)
-    return f1((labels & found).total(), labels.total(), found.total())
+    predicted = Counter(prediction)
+    return f1((labels & predicted).total(), labels.total(), predicted.total())
 
 
 def check_lengths(references: Sized, predictions: Sized, unit: str = "references") -> None:
