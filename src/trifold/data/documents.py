@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from trifold.data.datasets import iter_dataset
 from trifold.data.files import FORMATS, find_files, is_dataset
-from trifold.data.formats import FILE_FORMATS, NumberedRow, names_of
+from trifold.data.formats import FILE_FORMATS, NumberedRow, formats_holding
 from trifold.data.holdout import HoldOut
 from trifold.data.lines import (
     WHOLE_FILE,
@@ -203,7 +203,7 @@ def filter_documents(
 
 def _file_kind(file: str, settings: DataSettings) -> str:
     """The format of a file of raw text. Raises SettingsError for another one."""
-    formats = names_of("documents")
+    formats = formats_holding("documents")
     if settings.format in formats:
         return settings.format
     if settings.format != "auto":

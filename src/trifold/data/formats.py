@@ -58,14 +58,14 @@ else:
     FormatName = Literal[("auto", *FILE_FORMATS)]
 
 
-def names_of(content: str) -> list[str]:
+def formats_holding(content: str) -> list[str]:
     """The names of the formats that hold this."""
     return [name for name, kind in FILE_FORMATS.items() if content in kind.holds]
 
 
 def list_suffixes(content: str) -> str:
     """The first suffix of each format that holds this, as a phrase."""
-    return join_or([FILE_FORMATS[name].suffixes[0] for name in names_of(content)])
+    return join_or([FILE_FORMATS[name].suffixes[0] for name in formats_holding(content)])
 
 
 def suffixes_of(content: str, *, in_folders: bool = False) -> dict[str, str]:
@@ -74,7 +74,7 @@ def suffixes_of(content: str, *, in_folders: bool = False) -> dict[str, str]:
     """
     return {
         suffix: name
-        for name in names_of(content)
+        for name in formats_holding(content)
         if FILE_FORMATS[name].in_folders or not in_folders
         for suffix in FILE_FORMATS[name].suffixes
     }

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from trifold.data.formats import DELIMITERS, FormatName, names_of
+from trifold.data.formats import DELIMITERS, FormatName, formats_holding
 from trifold.settings import Conflict, Settings
 
 
@@ -147,7 +147,7 @@ class DataSettings(Settings):
             text = "holdout and valid contradict each other"
             raise Conflict(text, {"valid": None, "holdout": 0}, "set one of the two")
         self._check_split_columns()
-        row_formats = [name for name in names_of("documents") if name != "text"]
+        row_formats = [name for name in formats_holding("documents") if name != "text"]
         if self.documents != "line" and self.format in row_formats:
             raise ValueError(
                 f"documents: {self.documents} applies to plain text, and each row of "
