@@ -22,7 +22,7 @@ from pathlib import Path
 PROBE = """
 import os, sys, tempfile, threading
 
-source, until_step, *command = sys.argv[1:]
+source, *command = sys.argv[1:]
 seen = {}
 
 
@@ -36,7 +36,7 @@ def profile(frame, event, argument):
         return
     name = os.path.relpath(code.co_filename, source)
     is_step = code.co_name == "step" and any(part in name for part in ("optim", "muon", "adam"))
-    if until_step and is_step:
+    if is_step:
         finish()
     seen.setdefault(f"{name} {code.co_name}", None)
 
@@ -54,23 +54,19 @@ from trifold.cli import main
 os.chdir(tempfile.mkdtemp())
 threading.setprofile(profile)
 sys.setprofile(profile)
-code = main(command)
-if not until_step and code == 0:
-    finish()
-print("the optimizer was never reached" if until_step else f"exit code {code}", file=sys.stderr)
+main(command)
+print("the optimizer was never reached", file=sys.stderr)
 os._exit(1)
 """
 SMOKE = ("train", "smoke", "train.workers=1", "train.steps=2", "train.warmup=1")
 
 
-def trace_calls(command: Sequence[str], source: Path, *, until_step: bool) -> list[str]:
-    """The functions that a command of the tree `source` runs, as "FILE FUNCTION" in order of first
-    use.
-
-    until_step: only until the first optimizer step. Raises RuntimeError if the command fails.
+def trace_calls(command: Sequence[str], source: Path) -> list[str]:
+    """The functions that a training command of the tree `source` runs until the first optimizer
+    step, as "FILE FUNCTION" in order of first use. Raises RuntimeError if the command fails.
     """
     environment = os.environ | {"PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
-    program = [sys.executable, "-c", PROBE, str(source), "step" * until_step, *command]
+    program = [sys.executable, "-c", PROBE, str(source), *command]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -87,7 +83,7 @@ def main() -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the names of the files")
     chosen = parser.parse_args()
-    calls = trace_calls(SMOKE, chosen.source.resolve(), until_step=True)
+    calls = trace_calls(SMOKE, chosen.source.resolve())
     files = list(dict.fromkeys(call.split()[0] for call in calls))
     if chosen.list:
         print("\n".join(files))

@@ -62,7 +62,7 @@ COMMANDS = {
 # Values of these classes are shown with their fields only if they are not a part of another value.
 NAMED_ONLY = ("Mask", "Packing", "RowReport")
 # Values of these classes are not shown: they hold all data, or masks, or settings.
-HIDDEN = ("TrainingData", "LayerInputs", "SearchSetup")
+HIDDEN = ("TrainingData", "LayerInputs", "SearchSetup", "EvalRun")
 SHORT = 80  # characters of a value that may be repeated
 # Files that only hand a call to another process or thread.
 LEFT_OUT = ("train/ranks.py", "train/signals.py", "train/prefetch.py")
@@ -228,7 +228,8 @@ def describe(value: Any, depth: int = 0) -> str:
         case nn.Module():
             return type(value).__name__
         case Mapping():
-            items = [f"{key}: {describe(each, depth + 1)}" for key, each in value.items()]
+            data = {key: each for key, each in value.items() if holds_data(each)}
+            items = [f"{key}: {describe(each, depth + 1)}" for key, each in data.items()]
             return f"{{{', '.join(items)}}}"
     if dataclasses.is_dataclass(value) or hasattr(value, "_fields"):
         return describe_fields(value, depth)
