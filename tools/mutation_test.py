@@ -1,7 +1,7 @@
 """Mutation testing across a refactoring: no bug that the old tests catch may escape the new tests.
 
-    python tools/mutation_test.py old  [--count 300] [--seed 1]    mutate the reference commit, run
-                                       its tests
+    python tools/mutation_test.py old  [--reference C] [--count 300] [--seed 1]    mutate the
+                                       reference commit, run its tests
     python tools/mutation_test.py new           map each caught mutation to this tree, run its tests
     python tools/mutation_test.py report                          list what only the old tests catch
     python tools/mutation_test.py draw --commit C [--under nn fast]        mutate any commit, run
@@ -357,6 +357,9 @@ def main() -> int:
     parser.add_argument("command", choices=("old", "new", "report", "draw"))
     parser.add_argument("--commit", default="HEAD", help="draw: the commit to mutate")
     parser.add_argument(
+        "--reference", default=REFERENCE, help="old, new: the commit before the refactoring"
+    )
+    parser.add_argument(
         "--under", nargs="*", default=[], help="draw: mutate only these packages, such as nn"
     )
     parser.add_argument("--count", type=int, default=300)
@@ -377,7 +380,7 @@ def main() -> int:
 
 def _old(chosen: argparse.Namespace) -> int:
     """Mutate the reference commit and run its tests."""
-    with _checkout(REFERENCE) as tree:
+    with _checkout(chosen.reference) as tree:
         _run(tree, _part(_drawn(tree, chosen), chosen), RESULTS / "old.jsonl", chosen.budget)
     return 0
 
@@ -385,10 +388,10 @@ def _old(chosen: argparse.Namespace) -> int:
 def _new(chosen: argparse.Namespace) -> int:
     """Map the mutations that the old tests catch to this tree, and run its tests."""
     old, results = _read(RESULTS / "old.jsonl"), RESULTS / "new.jsonl"
-    with _checkout(REFERENCE) as tree:
+    with _checkout(chosen.reference) as tree:
         drawn = _drawn(tree, chosen)
     caught_before = [n for n, line in sorted(old.items()) if line["verdict"] == "caught"]
-    if not old and (chosen.seed, chosen.count) == (1, 300):
+    if not old and (chosen.reference, chosen.seed, chosen.count) == (REFERENCE, 1, 300):
         caught_before = json.loads(BASELINE.read_text())
     candidates: dict[str, list[Site]] = {}
     for site in sites(ROOT / "src"):
