@@ -37,6 +37,7 @@ from trifold.text import Tokenizer
 from trifold.text.encoded import check_strings, truncate_ids
 from trifold.text.folder import read_tokenizers
 from trifold.text.languages import set_language
+from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
@@ -440,7 +441,7 @@ class Pipeline(PredictMixin):
         )
         self.tokenizer.save(path, append_eos=ends)
         if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
-            self.target_tokenizer.save(path, "target_tokenizer.json")
+            self.target_tokenizer.save(path, TARGET_TOKENIZER_FILE)
 
     def _options(
         self, *, draft: Any = None, **arguments: Any

@@ -421,7 +421,8 @@ def _open_task(
 ) -> tuple[Pipeline, Objective, Any]:
     """The model, the objective of its run, and the rows."""
     from trifold.hub import resolve
-    from trifold.objectives.objective import TOKENIZER_FILE, BuildContext
+    from trifold.objectives.objective import BuildContext
+    from trifold.text.tokenizer import TOKENIZER_FILE
 
     settings, data = _select_data(request, recipe)
     folder = resolve(request.tokenizer or request.model)

@@ -34,8 +34,8 @@ DEFAULT_KIND = "translate"
 def settings_class(kind: str) -> type[ObjectiveSettings]:
     """The settings class of a kind."""
     module, name = KINDS[kind].split(".")
-    found: type[ObjectiveSettings] = getattr(import_module(f"trifold.objectives.{module}"), name)
-    return found
+    settings: type[ObjectiveSettings] = getattr(import_module(f"trifold.objectives.{module}"), name)
+    return settings
 
 
 __all__ = ["DEFAULT_KIND", "KINDS", "LossTerm", "Translate", "TranslateSettings", "settings_class"]

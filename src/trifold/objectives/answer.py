@@ -108,8 +108,7 @@ class AnswerSettings(LabelledSettings):
     impossible: bool | None = Field(
         None,
         description="predictions: whether a question may have no answer; default: whether one "
-        "of the evaluated "
-        "questions has none",
+        "of the evaluated questions has none",
     )
     best_by: Literal["loss", "exact_match", "f1"] = "f1"
 
@@ -241,9 +240,8 @@ class ExtractAnswers(LabelledObjective):
         for row, (question, context) in enumerate(
             zip(columns["question"], columns["context"], strict=True)
         ):
-            place = place_of(rows, row)
             try:
-                yield read_windows(self.tokenizer, question, context, *sizes, place)
+                yield read_windows(self.tokenizer, question, context, *sizes, place_of(rows, row))
             except UsageError as error:
                 raise DataError(
                     f"{error} (task.stride, task.max_length, model.max_positions)"

@@ -292,18 +292,21 @@ class Choose(LabelledObjective):
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
     def predictions(self, logits: Tensor, batch: ChoiceBatch) -> dict[str, Any]:
-        sure, best = logits.softmax(-1).max(-1)
-        values = {"outputs": [best.cpu().numpy()], "confidences": [sure.cpu().numpy()]}
-        return {"correct": int((best == batch.labels).sum()), **values}
+        confidences, outputs = logits.softmax(-1).max(-1)
+        return {
+            "correct": int((outputs == batch.labels).sum()),
+            "outputs": [outputs.cpu().numpy()],
+            "confidences": [confidences.cpu().numpy()],
+        }
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        best, sure = (
-            run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences")
-        )
+        count = run.context.samples
+        outputs = run.by_row("outputs")[:count]
+        confidences = [*map(float, run.by_row("confidences")[:count])]
         columns = (run.rows.columns[name] for name in ("text", "question", "choices", "label"))
-        rows = zip(*columns, best, strict=False)
+        rows = zip(*columns, outputs, strict=False)
         samples = [
-            Sample(" ".join(filter(None, (text, question))), choices[label], choices[chosen])
-            for text, question, choices, label, chosen in rows
+            Sample(" ".join(filter(None, (text, question))), choices[label], choices[output])
+            for text, question, choices, label, output in rows
         ]
-        return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
+        return Evaluation(self.scores_of_sums(run.sums), samples, (), confidences)

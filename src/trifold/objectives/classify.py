@@ -189,8 +189,7 @@ class Classify(LabelledObjective):
         if best_by not in ("loss", *scores):
             raise SettingsError(
                 f"task.best_by: {best_by} is no score of {self.problem} with {self.classes} "
-                "labels; choose loss, "
-                f"{', '.join(scores)}"
+                f"labels; choose loss, {', '.join(scores)}"
             )
         for key in ("label_smoothing", "class_weights", "r_drop"):
             if self.problem != SINGLE and getattr(settings, key):
@@ -231,8 +230,7 @@ class Classify(LabelledObjective):
         if self.config.classifier_input == "eos" and any(end not in row.ids for row in encoded):
             raise SettingsError(
                 "model.classifier_input: eos, but a text has no </s>, because its tokenizer "
-                "appends none; "
-                "set model.classifier_input=first or last"
+                "appends none; set model.classifier_input=first or last"
             )
         return TextExamples(*self.tokens_and_types(encoded), self._number_labels(rows))
 
@@ -366,11 +364,11 @@ class Classify(LabelledObjective):
         return {name: values[name] for name in SCORES[self.problem] if name in values}
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
-        outputs, sure = (
-            run.by_row(name)[: run.context.samples] for name in ("outputs", "confidences")
-        )
-        samples = [self._sample(run.rows, *each) for each in enumerate(outputs)]
-        return Evaluation(self.scores_of_sums(run.sums), samples, (), [*map(float, sure)])
+        count = run.context.samples
+        outputs = run.by_row("outputs")[:count]
+        confidences = [*map(float, run.by_row("confidences")[:count])]
+        samples = [self._sample(run.rows, row, output) for row, output in enumerate(outputs)]
+        return Evaluation(self.scores_of_sums(run.sums), samples, (), confidences)
 
     def _sample(self, rows: Rows, row: int, output: Any) -> Sample:
         """A row with its labels and the predicted ones. output: the prediction for the row."""

@@ -36,7 +36,6 @@ from trifold.objectives.causal import CausalSettings
 from trifold.objectives.evaluation import EvalContext, Evaluation
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import (
-    TOKENIZER_FILE,
     BuildContext,
     Objective,
     ObjectiveSettings,
@@ -45,6 +44,7 @@ from trifold.objectives.objective import (
 from trifold.settings import Settings
 from trifold.text import read_tokenizer
 from trifold.text.spans import Ids
+from trifold.text.tokenizer import TOKENIZER_FILE
 
 Result = TypeVar("Result")
 
@@ -102,8 +102,7 @@ class DistillSettings(ObjectiveSettings):
     start: Literal["new", "spread"] | Annotated[tuple[int, ...], Field(strict=False)] = Field(
         "new",
         description="initial weights of the student: random, or copies of layers of the "
-        "teacher: a list of numbers "
-        "from 0, or spread evenly",
+        "teacher: a list of numbers from 0, or spread evenly",
     )
 
     @classmethod

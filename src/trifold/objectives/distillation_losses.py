@@ -106,7 +106,8 @@ class AttentionRelations(NamedTuple):
 
 def attention_relations(attention: Attention, recorded: ModuleCall) -> AttentionRelations:
     """The relations of a recorded call of a self-attention."""
-    (x, *_), mask = recorded.args, recorded.kwargs["mask"]
+    x = recorded.args[0]
+    mask = recorded.kwargs["mask"]
     q, k, v = attention.project(x, mask)
     rotary = recorded.kwargs.get("rotary")
     queries = q

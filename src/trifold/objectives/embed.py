@@ -172,22 +172,23 @@ class EmbedSettings(labelled.LabelledSettings):
         for key, name in named.items():
             if name not in self.prompts:
                 raise SettingsError(f"task.{key}: {name!r} is no prompt; known: {known}")
-        role_of = {rows.report.columns.get(role): role for role in roles} | {r: r for r in roles}
+        role_of = {rows.report.columns.get(role): role for role in roles}
+        role_of |= {role: role for role in roles}
         for key in self.prompt_of:
             if key not in role_of:
                 raise SettingsError(
                     f"task.prompt_of.{key}: no column of texts{nearest(key, [*roles])}"
                 )
-        chosen = {role_of[key]: self.prompts[name] for key, name in self.prompt_of.items()}
-        used = ", ".join(f"{role} {text!r}" for role, text in chosen.items())
-        if chosen:
+        prompts = {role_of[key]: self.prompts[name] for key, name in self.prompt_of.items()}
+        if prompts:
+            used = ", ".join(f"{role} {text!r}" for role, text in prompts.items())
             report(f"prompts: {used}")
         elif unused := [name for name, text in self.prompts.items() if text]:
             report(
                 f"prompts of the model, not used in training: {', '.join(unused)}; set "
                 f"task.prompt_of.text={unused[0]} to use one"
             )
-        return chosen
+        return prompts
 
 
 def _read_rows(source: Source, data: DataSettings, split: str) -> Rows:

@@ -78,7 +78,7 @@ def read_label(value: Any, place: str) -> Any:
         value = _list_of(check_text(value, place).strip(), place)
     if not isinstance(value, list):
         return _read_name(value, place)
-    return [name for each in value if (name := _read_name(each, place))]
+    return [name for item in value if (name := _read_name(item, place))]
 
 
 def _list_of(text: str, place: str) -> str | list[Any]:
@@ -164,9 +164,9 @@ def _without_unknown(context: BuildContext, rows: Rows) -> Rows:
     context.report(
         f"{rows.report.name}: {left_out} with the label -1, which stands for none: left out"
     )
-    chosen = rows.select(kept, rows.report.name)
-    chosen.report = rows.report  # has the columns
-    return chosen
+    labelled = rows.select(kept, rows.report.name)
+    labelled.report = rows.report  # has the columns
+    return labelled
 
 
 def report_similar(context: BuildContext, labels: Sequence[str]) -> None:

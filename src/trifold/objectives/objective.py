@@ -33,8 +33,8 @@ from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.text.spans import Ids
 from trifold.text.special_tokens import merge_files, names_of
+from trifold.text.tokenizer import TOKENIZER_FILE
 
-TOKENIZER_FILE = "tokenizer.json"
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 AnyRows = TypeVar("AnyRows", bound=Rows)
 DataKind = Literal["pairs", "table", "images", "documents", "parts"]
@@ -361,10 +361,10 @@ class Objective(ABC):
         """
         sums: dict[str, Any] = defaultdict(int)
         device = next(model.parameters()).device
-        for chosen in plan_all(examples.lengths, context.batches):
+        for batch_rows in plan_all(examples.lengths, context.batches):
             context.poll()
-            measured = self.measure(model, self.batch(examples, chosen).to(device))
-            for name, value in {"rows": [chosen], **measured}.items():
+            measured = self.measure(model, self.batch(examples, batch_rows).to(device))
+            for name, value in {"rows": [batch_rows], **measured}.items():
                 sums.setdefault(name, type(value)())
                 sums[name] += value
         loss = sums["nll"] / max(sums["tokens"], 1)

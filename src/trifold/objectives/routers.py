@@ -41,10 +41,10 @@ class RouterLoss:
         routings = [call.out for calls in recorded for call in calls]
         assert len(routings) == self.layers, "a block with experts was not recorded"
         packing = inputs.packing
-        rows = inputs.packing.rows()
+        rows = packing.rows()
         sums = {
             name: torch.stack(
-                [part.losses[name](each, rows, packing.shape[0]) for each in routings]
+                [part.losses[name](routing, rows, packing.shape[0]) for routing in routings]
             )
             for name in self.weights
         }

@@ -185,14 +185,12 @@ class SentencePairs(MaskedLM):
             (
                 rest[used > 0],
                 "{:,} last sentences with none after them to form a pair (about as many in each "
-                "epoch): left out, with "
-                "{:,} tokens",
+                "epoch): left out, with {:,} tokens",
             ),
             (
                 lost,
                 f"{{:,}} of {len(lost):,} pairs have more than {self.room:,} tokens (about as "
-                "many in each epoch): "
-                "truncated, {:,} tokens are lost",
+                "many in each epoch): truncated, {:,} tokens are lost",
             ),
         ):
             if number := np.count_nonzero(tokens):
@@ -200,8 +198,7 @@ class SentencePairs(MaskedLM):
         if self.settings.pairs == "follows":
             yield (
                 "half of the pairs, others in each epoch, get the second text of another "
-                "document, truncated if it "
-                "does not fit"
+                "document, truncated if it does not fit"
             )
 
     # --- examples -> batch ------------------------------------------------------------------------
@@ -222,7 +219,7 @@ class SentencePairs(MaskedLM):
         """Ids of a pair with special tokens, flags at the first tokens of words, and segments."""
         first = examples.text(row, 0)
         second = examples.text(int(examples.other[row]), 1)
-        if examples.negative[row] and self.settings.pairs == "order":
+        if examples.negative[row] and self.settings.pairs == "order":  # swapped
             first, second = second, first
         size, other_size = share_room(len(first[0]), len(second[0]), self.room)
         special = self.special

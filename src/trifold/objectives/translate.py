@@ -41,8 +41,7 @@ from trifold.scores.bootstrap import Scorer
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 from trifold.text.spans import Ids, example_rng
-
-TARGET_TOKENIZER_FILE = "target_tokenizer.json"
+from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 
 # --- settings -> rows -----------------------------------------------------------------------------
 

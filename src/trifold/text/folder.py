@@ -24,12 +24,17 @@ from trifold.text.special_tokens import (
     read_optional,
 )
 from trifold.text.templates import bos_and_eos, post_processor
-from trifold.text.tokenizer import TOKEN_TYPES, Tokenizer
+from trifold.text.tokenizer import (
+    TARGET_TOKENIZER_FILE,
+    TOKEN_TYPES,
+    TOKENIZER_FILE,
+    Tokenizer,
+)
 from trifold.text.validation import is_panic, read_library
 from trifold.text.vocabulary import from_document, read_vocabulary
 
 # A folder with one of these files has a tokenizer.
-FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
+FILES = (TOKENIZER_FILE, "vocab.json", "vocab.txt", "*.model", "*.spm")
 # Folders of these models name classes that `transformers` overrides.
 _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3", "bigbird_pegasus")
 # Classes that give token types by default.
@@ -71,7 +76,7 @@ def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
     if not any(True for pattern in FILES for _ in folder.glob(pattern)):
         return None, None
     reader = read_tokenizer(folder)
-    target = folder / "target_tokenizer.json"
+    target = folder / TARGET_TOKENIZER_FILE
     if target.is_file():
         return reader, Tokenizer.load(target)
     if (folder / "target.spm").is_file():
@@ -97,7 +102,7 @@ def _read(
     path: Path, settings: Mapping[str, Any], name: str | None, options: Mapping[str, Any]
 ) -> Tokenizer:
     """The tokenizer of a folder, by the class of this name if it is known."""
-    file = path / "tokenizer.json"
+    file = path / TOKENIZER_FILE
     kind = CLASSES.get(name or "")
     if file.is_file():
         names = names_of(settings, kind.names if kind else {})

@@ -48,6 +48,9 @@ from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
 
 Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
 
+# Files of a model folder; the second one is that of the target side, if it has its own.
+TOKENIZER_FILE = "tokenizer.json"
+TARGET_TOKENIZER_FILE = "target_tokenizer.json"
 # Entries of tokenizer_config.json.
 TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
@@ -468,7 +471,7 @@ class Tokenizer:
     def save(
         self,
         folder: Path,
-        name: str = "tokenizer.json",
+        name: str = TOKENIZER_FILE,
         *,
         append_eos: bool = False,
         prepend_bos: bool = False,
@@ -486,7 +489,7 @@ class Tokenizer:
             for file, content in self.files.items():
                 disk.replace_bytes(folder / file, content)
             return
-        if name == "tokenizer.json":
+        if name == TOKENIZER_FILE:
             _write_json(folder / "tokenizer_config.json", self._config(parse_special=parse_special))
             _write_json(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
         library = self.library
@@ -529,7 +532,7 @@ class Tokenizer:
         """
         file = Path(os.path.expandvars(path)).expanduser()
         if file.is_dir():
-            file = file / "tokenizer.json"
+            file = file / TOKENIZER_FILE
         try:
             library, _, guard = read_library(file)
         except CheckpointError as error:
