@@ -89,8 +89,8 @@ def train(
         elif view is None:
             view = choose_view()
         if recipe.pretrain is not None:
-            same = partial(train, resume=resume, data_changed=data_changed, view=view)
-            outcome, recipe = pretrain(recipe, path, view, same)
+            train_stage = partial(train, resume=resume, data_changed=data_changed, view=view)
+            outcome, recipe = pretrain(recipe, path, view, train_stage)
             if not outcome.finished:
                 return outcome
         with closing(RunFolder(path, ranks.command)) as folder:
