@@ -39,7 +39,7 @@ from trifold.scores.squad import SquadScore, score_answer
 from trifold.text import Encoded
 from trifold.text.spans import Ids
 
-# --- settings -> rows -----------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 def _read_answers(value: Any, _place: str) -> Any:
@@ -81,6 +81,9 @@ ROLES = {
         ("answer_start",), _read_start, required=False, may_be_empty=True, identifies=False
     ),
 }
+
+
+# --- settings -> rows -----------------------------------------------------------------------------
 
 
 class AnswerSettings(LabelledSettings):

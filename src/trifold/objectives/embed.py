@@ -28,8 +28,8 @@ from trifold.data.settings import Source
 from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
-from trifold.objectives import labelled
 from trifold.objectives.batch import Batch, LossTerm
+from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import NUMBERS, ROLES, check_commas, read_label, read_numbers
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.embed import POOLINGS
@@ -54,7 +54,10 @@ LARGEST = 2**24  # numbers of texts below are exact in float32
 NEEDED = {"cosent": "label", "cosine": "label", "triplet": "negative", "ranking": "pair"}
 
 
-class EmbedSettings(labelled.LabelledSettings):
+# --- settings -> rows -----------------------------------------------------------------------------
+
+
+class EmbedSettings(LabelledSettings):
     """Settings of embeddings; `data.columns` names the columns of text, pair, negative and label (a
     score).
     """
@@ -245,7 +248,7 @@ def _count_shared(numbers: Ids) -> int:
 
 
 @dataclass(frozen=True)
-class RelatedTextExamples(labelled.TextExamples):
+class RelatedTextExamples(TextExamples):
     """The texts of each row in turn. labels (N,): scores; numbers (N, sides): of `_numbered`."""
 
     numbers: Ids
@@ -267,7 +270,7 @@ class RelatedTextBatch(Batch):
     value: float = 0.0
 
 
-class Embed(labelled.LabelledObjective):
+class Embed(LabelledObjective):
     """Embeddings. roles: the columns of texts. prompts: role -> text before its texts. top: the
     largest score of training, which becomes 1; None: no scores.
     """

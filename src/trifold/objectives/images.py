@@ -28,6 +28,8 @@ from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
 
+# --- settings -> rows -----------------------------------------------------------------------------
+
 
 class AugmentSettings(Settings):
     """Random changes of training images, which differ in each epoch."""
@@ -68,6 +70,9 @@ class ImagesSettings(ClassifySettings):
         objective = Images(self, None, config, None, context.report, train=train, pictures=pictures)
         objective.save(context.folder)
         return TaskBundle(objective, config, train, valid)
+
+
+# --- examples, batches ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,45 @@ from trifold.text.tokenizer import NO_LIMITS
 NO_TAG = UNKNOWN  # label of the tokens that are not the first of a word, and of unknown tags
 
 
+# --- columns --------------------------------------------------------------------------------------
+
+
+def _read_list(value: Any, place: str) -> list[str]:
+    """A list of words or tags, which may be numbers; also one that a text writes. Raises DataError
+    for anything else and for empty ones.
+    """
+    if isinstance(value, str):
+        value = list_in(value.strip()) or value
+    if not isinstance(value, list):
+        raise DataError(
+            f"{place} is {value!r:.40}, not a list; for one word per line, set data.format=conll"
+        )
+    if not value:
+        raise DataError(f"{place} is an empty list; remove the row")
+    texts = []
+    for number, item in enumerate(value):
+        text = str(item) if isinstance(item, int) else item
+        if not check_text(text, f"{place}[{number}]").strip():
+            raise DataError(f"{place}[{number}] is blank; remove this word and its tag")
+        texts.append(str(text))
+    return texts
+
+
+def _read_tags(value: Any, place: str) -> Any:
+    """A list of tags without space around them; MISSING for none."""
+    if is_missing(value):
+        return MISSING
+    return [tag.strip() for tag in _read_list(value, place)]
+
+
+ROLES = {
+    "words": Role(("words", "tokens", "word", "token"), _read_list),
+    "tags": Role(
+        ("tags", "ner_tags", "labels", "tag", "label", "ner"), _read_tags, identifies=False
+    ),
+}
+
+
 # --- settings -> rows -----------------------------------------------------------------------------
 
 
@@ -94,42 +133,6 @@ def _check_scheme(tags: Sequence[str], place: str) -> None:
     except DataError as error:
         remedy = "set data.columns.tags, or task.best_by=accuracy for tags that are not of entities"
         raise DataError(f"{place}: {error}; {remedy}") from None
-
-
-def _read_list(value: Any, place: str) -> list[str]:
-    """A list of words or tags, which may be numbers; also one that a text writes. Raises DataError
-    for anything else and for empty ones.
-    """
-    if isinstance(value, str):
-        value = list_in(value.strip()) or value
-    if not isinstance(value, list):
-        raise DataError(
-            f"{place} is {value!r:.40}, not a list; for one word per line, set data.format=conll"
-        )
-    if not value:
-        raise DataError(f"{place} is an empty list; remove the row")
-    texts = []
-    for number, item in enumerate(value):
-        text = str(item) if isinstance(item, int) else item
-        if not check_text(text, f"{place}[{number}]").strip():
-            raise DataError(f"{place}[{number}] is blank; remove this word and its tag")
-        texts.append(str(text))
-    return texts
-
-
-def _read_tags(value: Any, place: str) -> Any:
-    """A list of tags without space around them; MISSING for none."""
-    if is_missing(value):
-        return MISSING
-    return [tag.strip() for tag in _read_list(value, place)]
-
-
-ROLES = {
-    "words": Role(("words", "tokens", "word", "token"), _read_list),
-    "tags": Role(
-        ("tags", "ner_tags", "labels", "tag", "label", "ner"), _read_tags, identifies=False
-    ),
-}
 
 
 def _with_labels(config: ModelConfig, rows: Rows, start: ModelConfig | None) -> ModelConfig:
