@@ -6,6 +6,7 @@ libraries again.
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import signal
@@ -95,4 +96,6 @@ if __name__ == "__main__":
     from trifold.cli import main
 
     world, *arguments = sys.argv[1:]
+    if "train.sharding=full" in arguments:  # what the ranks would load each for itself
+        importlib.import_module("torch.distributed.fsdp")
     sys.exit(int(any(ranked(lambda rank: main(arguments), int(world)))))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -71,27 +72,37 @@ CACHES = {
 }
 
 
+@functools.cache
+def outputs_without_cache(shape, search, *, windows, left):
+    sizes = CACHES["sliding"] if windows else {}
+    model = UncachedModel(varied_model(shape, **sizes))
+    return generate_tokens(model, padded_batch(ROWS, left=left), SEARCHES[search])
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cache", [None, *CACHES])
 def test_searches_with_a_cache_equal_searches_without(shape, cache):
     """With windows too: static and growing caches keep the keys outside of a window, a sliding one
     drops them.
     """
-    model = varied_model(shape, **({} if cache is None else CACHES["sliding"]))
-    inputs = padded_batch(ROWS, left=shape == "decoder" and cache is not None)
-    for config in SEARCHES.values():
-        cached = generate_tokens(model, inputs, config.model_copy(update={"cache": cache}))
-        assert_same(cached, generate_tokens(UncachedModel(model), inputs, config))
+    windows = cache is not None
+    left = windows and shape == "decoder"
+    model = varied_model(shape, **(CACHES["sliding"] if windows else {}))
+    for name, config in SEARCHES.items():
+        cached = config.model_copy(update={"cache": cache})
+        found = generate_tokens(model, padded_batch(ROWS, left=left), cached)
+        assert_same(found, outputs_without_cache(shape, name, windows=windows, left=left))
 
 
-@pytest.mark.parametrize("cache", CACHES)
-def test_searches_with_a_decoder_of_other_sizes(cache):
+def test_searches_with_a_decoder_of_other_sizes():
     sizes = {"d_decoder": 24, "n_decoder_heads": 6, "n_decoder_kv_heads": 2, "d_decoder_head": 6}
     model = varied_model(**sizes, target_vocab_size=23, **CACHES["sliding"], decoder_window=2)
     inputs = padded_batch(ROWS)
     for config in SEARCHES.values():
-        cached = generate_tokens(model, inputs, config.model_copy(update={"cache": cache}))
-        assert_same(cached, generate_tokens(UncachedModel(model), inputs, config))
+        expected = generate_tokens(UncachedModel(model), inputs, config)
+        for cache in CACHES:
+            cached = config.model_copy(update={"cache": cache})
+            assert_same(generate_tokens(model, inputs, cached), expected)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -110,15 +121,16 @@ def test_speculation_with_a_cache_equals_plain_search_without(cache, draft):
         assert_same(generate_tokens(model, inputs, look_up), plain)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 6, 7, 50])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("search", ["beams", "samples", "contrastive"])
 @pytest.mark.parametrize("cache", CACHES)
-def test_chunked_prefill_is_equivalent(chunk, left, search, cache):
+def test_chunked_prefill_is_equivalent(left, search, cache):
     model, config = varied_model("decoder", **CACHES[cache]), SEARCHES[search]
-    chunked = config.model_copy(update={"prefill_chunk_size": chunk, "cache": cache})
     inputs = padded_batch(ROWS, left=left)
-    assert_same(generate_tokens(model, inputs, chunked), generate_tokens(model, inputs, config))
+    expected = generate_tokens(model, inputs, config)
+    for chunk in (1, 2, 3, 6, 7, 50):
+        chunked = config.model_copy(update={"prefill_chunk_size": chunk, "cache": cache})
+        assert_same(generate_tokens(model, inputs, chunked), expected)
 
 
 @pytest.mark.parametrize("cache", CACHES)

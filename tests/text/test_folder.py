@@ -60,7 +60,7 @@ def check(ours: Tokenizer, theirs: Any, texts: list[str]) -> None:
 @pytest.mark.parametrize("name", OLD)
 def test_old_layouts_equal_the_reference(name: str, tmp_path: Path) -> None:
     folder = OLD[name](tmp_path / "model")
-    check(read_tokenizer(folder), reference(folder), lines()[::2])
+    check(read_tokenizer(folder), reference(folder), lines()[::4])
 
 
 @pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])

@@ -138,40 +138,22 @@ def wait_for(condition, seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """Two endless runs, one interrupted by each signal: (exit code, standard error, folder) by
-    signal.
-    """
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_interrupted_process_saves_and_prints_the_command_that_continues_it(tmp_path, capfd):
+    """tests/faults interrupts forked processes by SIGINT too."""
     endless = dict.fromkeys(("train.steps", "train.validate_every", "train.save_every"), 1_000_000)
     changes = [f"{key}={value}" for key, value in (TINY | endless).items()]
     program = "import sys; from trifold.cli import main; sys.exit(main())"
-    processes = {}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # The space requires quotes in the printed command.
-        folder = tmp_path_factory.mktemp("a run") / number.name
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, "train", "smoke", *changes, "--out", str(folder)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-        processes[number] = process, folder
-    results = {}
-    for number, (process, folder) in processes.items():
-        wait_for(lambda folder=folder: lines_of(folder))
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-        results[number] = process.returncode, errors, folder
-    return results
-
-
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_interrupted_process_saves_and_prints_the_command_that_continues_it(
-    interrupted, number, code, capfd
-):
-    returned, errors, folder = interrupted[number]
-    assert returned == code, errors
+    folder = tmp_path / "a run"  # the space requires quotes in the printed command
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "train", "smoke", *changes, "--out", str(folder)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    wait_for(lambda: lines_of(folder))
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
     assert "Traceback" not in errors
     last = " ".join(errors.split()).rpartition("stopped at step ")[2]
     step, line = last.rstrip("`").split("; continue with `")
