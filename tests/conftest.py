@@ -22,7 +22,7 @@ from trifold import errors, fast
 from trifold.nn import ModelConfig, Transformer
 
 pytest_plugins = ["tests.laws.kernels"]  # counts the calls of fast kernels
-QUICK_CASES = 6  # of one test in `make check`
+QUICK_CASES = 3  # of one test in `make check`
 
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a test as slow, except for a sample: the quick tests run at most six,
+    """Mark the cases of a test as slow, except for a sample: the quick tests run at most three,
     evenly spread.
     """
     cases = defaultdict[str, list[pytest.Item]](list)

@@ -505,7 +505,7 @@ def test_the_default_name_is_the_stem_of_the_file(write):
             "data: !!python/object/apply:os.system ['true']",
             ["mine.yaml:1:7: not valid YAML", "python/object"],
         ),
-        ("[" * 1500, ["mine.yaml: not valid YAML"]),
+        pytest.param("[" * 1500, ["mine.yaml: not valid YAML"], marks=pytest.mark.slow),
         ("data: {train: a.tsv}\ntrian: {steps: 5}", ["trian: unknown key", "did you mean 'train'"]),
         ("data: {train: a.tsv}\ntrain: 5", ["train: ", "got 5"]),
         ("description: no data", ["data: a value is required"]),
@@ -546,6 +546,7 @@ def test_resolved_parses_to_the_same_recipe(write, name):
     assert "beta2: " in text and "max_positions:" in text and "length_penalty_form:" in text
 
 
+@pytest.mark.slow
 @example("a\x85b\u2028c\u2029", 1e-9)
 @settings(max_examples=20)
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.floats(1e-12, 1e6))

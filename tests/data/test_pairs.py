@@ -478,6 +478,7 @@ def test_unknown_embedded_text_lists_the_known(source: str, message: str) -> Non
         read_pairs(source, PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_the_words_of_a_pair_tell_nothing_about_whether_it_is_a_translation(split: str) -> None:
     rows = embedded.load_rows("translations", split)

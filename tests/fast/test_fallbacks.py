@@ -373,6 +373,7 @@ def test_plain_models_still_use_the_kernels(make_model: Make) -> None:
 # --- graphs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_graphs_contain_no_instruction() -> None:
     layer, q = randomize(Linear(64, 32), 0.3), torch.randn(2, 8, 1, 64)
 

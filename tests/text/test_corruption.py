@@ -211,6 +211,7 @@ def test_permutation_rate_is_the_share_of_moved_sentences():
     )  # one of thirty falls into its own place
 
 
+@pytest.mark.slow
 def test_rotated_row_starts_anywhere():
     row = NoiseInput(np.arange(20, 25), np.ones(5, np.bool_), np.zeros(5, np.bool_))
     seen = Counter(
@@ -312,6 +313,7 @@ def test_512_tokens_lose_77_in_26_spans():
     assert (mask.sum(), len(find_runs(mask))) == (77, 26)
 
 
+@pytest.mark.slow
 def test_all_partitions_into_spans_are_equally_likely():
     seen = Counter(
         tuple(draw_noise_mask(8, example_rng(0, row), 0.5, 2.0).tolist()) for row in range(3600)

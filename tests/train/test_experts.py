@@ -72,6 +72,7 @@ def gradient_of(tmp_path):
     return gradient_of
 
 
+@pytest.mark.slow
 def test_splitting_a_batch_does_not_change_the_gradient(gradient_of):
     whole = gradient_of(0, 13)
     for places in ((0, 1, 13), (0, 6, 9, 13)):
