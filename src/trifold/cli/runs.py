@@ -5,7 +5,7 @@ without torch.
 import json as json_library
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejecte
 
 
 @dataclass
-class Facts:
+class RunFacts:
     """What is known about a run. score, value, best_step: name, value and step of its best
     validation.
 
@@ -93,7 +93,7 @@ def run(
         _print_summary(folder / SUMMARY, runs)
 
 
-def _print_summary(file: Path, runs: list[Facts]) -> None:
+def _print_summary(file: Path, runs: list[RunFacts]) -> None:
     """Print the mean and the deviation of several runs, unless one of them has changed since."""
     values = {facts.run: facts.value for facts in runs if facts.state == "finished"}
     try:
@@ -124,9 +124,9 @@ def find_runs(folder: Path) -> Iterator[Path]:
     yield from (Path(error.filename) for error in unreadable)
 
 
-def describe_run(path: Path, name: str) -> Facts:
+def describe_run(path: Path, name: str) -> RunFacts:
     """The facts about a run; if its files are missing or damaged, those found before the error."""
-    facts = Facts(name)
+    facts = RunFacts(name)
     try:
         facts.started = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime(
             "%Y-%m-%dT%H:%M:%SZ"
@@ -139,7 +139,7 @@ def describe_run(path: Path, name: str) -> Facts:
     return facts
 
 
-def _read_run(path: Path, facts: Facts) -> None:
+def _read_run(path: Path, facts: RunFacts) -> None:
     from trifold.yaml_dialect import parse
 
     recipe = parse(read_text(path / RECIPE, MAX_JSON), str(path / RECIPE))
@@ -177,7 +177,7 @@ def _is_complete(run: Path, step: int, validated: int, last: dict[str, Any]) -> 
     return last.get("recipe", recipe) == recipe and checkpoint.is_file() and has_model
 
 
-def _read_metrics(file: Path, facts: Facts) -> int:
+def _read_metrics(file: Path, facts: RunFacts) -> int:
     """The best validation, the last step, and the time of the last logged step. Returns the step of
     the last validation.
     """
@@ -186,9 +186,8 @@ def _read_metrics(file: Path, facts: Facts) -> int:
     for values in iter_json_lines(file):
         facts.step = int(values["step"])
         facts.seconds = float(values.get("seconds", facts.seconds))
-        names = [key.removeprefix("valid/") for key in values if key.startswith("valid/")]
-        if facts.score == "auto" and names:
-            facts.score = names[1]  # after the loss
+        if facts.score == "auto":
+            facts.score = _main_score(values)
         if "valid/loss" in values:
             validated = facts.step
         value = values.get(f"valid/{facts.score}")
@@ -198,6 +197,12 @@ def _read_metrics(file: Path, facts: Facts) -> int:
             facts.value = float(value)
             facts.best_step = facts.step
     return validated
+
+
+def _main_score(values: Mapping[str, Any]) -> str:
+    """The name of the first score of a validation; "auto" for a line without one."""
+    names = [key.removeprefix("valid/") for key in values if key.startswith("valid/")]
+    return names[1] if names else "auto"  # after the loss
 
 
 def _is_locked(file: Path) -> bool:
@@ -213,7 +218,7 @@ def _is_locked(file: Path) -> bool:
     return False
 
 
-def _row(facts: Facts) -> tuple[str, ...]:
+def _row(facts: RunFacts) -> tuple[str, ...]:
     from trifold.scores import score_text
 
     changed = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in facts.changed.items())

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from trifold.cli.runs import RECIPE, SUMMARY, Facts, describe_run
+from trifold.cli.runs import RECIPE, SUMMARY, RunFacts, describe_run
 from trifold.errors import DataError, UsageError
 from trifold.jsonfiles import json_line
 
@@ -73,7 +73,7 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
     return 0
 
 
-def _score_of(run: Facts, out: Path) -> float:
+def _score_of(run: RunFacts, out: Path) -> float:
     """Raises DataError for a run without its last validation or without a score, which would make
     the mean wrong.
     """
