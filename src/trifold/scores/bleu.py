@@ -123,9 +123,7 @@ def text_scorer(
             [SCORES[name]([ours], [theirs], **options).value for ours, theirs in pairs]
         )
         return lambda rows: {name: float(values[rows].mean())}
-    metric: Any = CHRF(**options)
-    if name == "bleu":
-        metric = _metric(references, **options)
+    metric: Any = _metric(references, **options) if name == "bleu" else CHRF(**options)
     counts = [
         {name: np.array(x)} for x in metric._extract_corpus_statistics(hypotheses, [references])
     ]
