@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from trifold.data.formats import DELIMITERS
 from trifold.data.headers import COMPARED_ROWS, header_place
-from trifold.data.lines import STANDARD_INPUT, iter_lines, open_binary
+from trifold.data.lines import BOM, STANDARD_INPUT, iter_lines, open_binary
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError
 
-_OTHERS = ("\t", ";", "|", ",")  # delimiters of files with another suffix
+_CANDIDATES = ("\t", ";", "|", ",")  # delimiters that are tried after that of the suffix
 _DELIMITER_LINE = re.compile(r'"?sep=(.)"?[;,\t]*', re.IGNORECASE)  # which Excel writes, or reads
-_BOM = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 20
 _NUMBER = re.compile(r"[-+]?[0-9]*[.,]?[0-9]*(?:[eE][-+]?[0-9]+)?|NA|TRUE|FALSE")
 
@@ -74,7 +73,7 @@ def has_bom(file: str) -> bool:
     if file == STANDARD_INPUT:
         return False
     with open_binary(file, file) as stream:
-        return stream.read(len(_BOM)) == _BOM
+        return stream.read(len(BOM)) == BOM
 
 
 # --- delimiters -----------------------------------------------------------------------------------
@@ -86,7 +85,7 @@ def _find_delimiter(
     """The delimiter under which the first lines have a header; else the one that divides all rows
     evenly; else that of the suffix.
     """
-    candidates = [default, *(sign for sign in _OTHERS if sign != default)]
+    candidates = [default, *(sign for sign in _CANDIDATES if sign != default)]
     rows = _divide_rows(lines, kind, candidates)
     if kind == "tsv" and any(len(row) > 1 for row in rows[default]):
         return default
@@ -172,7 +171,8 @@ def quotes_enclose(lines: Iterable[str], *, by_default: bool = False) -> bool:
                 return False
     except DataError:  # a quote that is not closed
         return False
-    # Where all lines have the same number of columns, a quotation has several lines, not a field.
+    # If all lines have the same number of tabs, each line is a row, and quotes around several lines
+    # or columns are those of a quotation.
     if len(quotes.widths) == 1 and quotes.are_spread and not quotes.are_all:
         return False
     return quotes.are_certain or by_default
@@ -229,10 +229,10 @@ class _Quotes:
 def csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tuple[int, str]]:
     """The records of CSV, of one or several lines, with the numbers of their first lines."""
     numbered = enumerate(lines, start=1)
-    for number, record in numbered:
-        parts = [record]
-        size = len(record)
-        quotes = record.count('"')
+    for number, line in numbered:
+        parts = [line]
+        size = len(line)
+        quotes = line.count('"')
         while quotes % 2:  # an open quote continues the record on the next line
             _, part = next(numbered, (0, None))
             if part is None or size > max_bytes:
@@ -240,8 +240,8 @@ def csv_records(lines: Iterable[str], name: str, max_bytes: int) -> Iterator[tup
                     f"{name}:{number}: a quote is opened and not closed; close it, or use TSV"
                 )
             parts.append(part)
-            size = size + len(part)
-            quotes = quotes + part.count('"')
+            size += len(part)
+            quotes += part.count('"')
         yield number, "\n".join(parts)
 
 

@@ -27,7 +27,7 @@ from trifold.errors import DataError, SettingsError, TrifoldError
 # Suffix -> format, of what each kind of task reads.
 TEXT_FORMATS = suffixes_of("documents")
 FORMATS = TEXT_FORMATS | suffixes_of("pairs")
-# What a folder stands for in a task that reads rows, and in one that reads pairs.
+# What a folder stands for in a task of pairs (ROW_FORMATS) and of labelled rows (TABLE_FORMATS).
 ROW_FORMATS = {suffix: kind for suffix, kind in FORMATS.items() if kind != "text"}
 TABLE_FORMATS = ROW_FORMATS | suffixes_of("rows", in_folders=True)
 FOLDER_FORMATS: Mapping[str, Mapping[str, str]] = {

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from trifold.data.settings import DataSettings
 
-# A first row is a header if each cell looks like a name, and two consist of such words or all are
-# codes of languages.
+# A first row is a header if each cell looks like a name (_NAME), and two consist of words in _WORDS
+# or all are codes of languages (_CODES).
 _NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}(?: ?#)?")
 LABELS = (
     "label labels class category sentiment topic intent genre rating stars score".split()
@@ -56,15 +56,15 @@ def find_header(
     if not rows:
         return Header([], frozenset(), 0, is_padded=False)
     place = header_place(rows, settings, known)
-    first = next((place for place, row in enumerate(rows) if row != [""]), 0)
+    first_place = next((place for place, row in enumerate(rows) if row != [""]), 0)
     names: list[str] = []
     skipped = set[int]()
     if place is not None:
         names = rows[place]
         # Titles are above a header that is not first.
-        skipped = {place} if place == first else {*range(place + 1)}
+        skipped = {place} if place == first_place else {*range(place + 1)}
     data = [row for row in rows[max(skipped, default=-1) + 1 :] if row not in ([""], names)]
-    width, is_padded = _measure(names or rows[first], data, is_named=bool(names))
+    width, is_padded = _measure(names or rows[first_place], data, is_named=bool(names))
     if names and _has_row_names(width, data):
         names = ["", *names]
         width = width + 1

@@ -72,8 +72,8 @@ def normalized(text: str) -> str:
 
 
 def strata_of(labels: Sequence[Any]) -> Keys:
-    """What keeps its share on both sides: the label of a row, the rarest one of several, or the
-    tenth in which a number with decimals is.
+    """What keeps its share on both sides: the label of a row; of several labels the rarest one; of
+    numbers with decimals the tenth of all rows, by rank, that the number is in.
     """
     if any(isinstance(label, list) for label in labels):
         sets = [label if isinstance(label, list) else [label] for label in labels]
@@ -132,7 +132,9 @@ def _can_separate(
 
 
 def _divide_equal(total: int, count: HoldOut, seed: int, noun: str, traits: Traits) -> Division:
-    """Rows of too few different texts, which are on both sides."""
+    """Hold out rows without regard to their texts, because too few differ. Equal texts may be on
+    both sides; `known` counts them.
+    """
     division = divide(total, count, seed, noun, traits._replace(texts=()))
     texts = [*zip(*traits.texts, strict=True)]
     kept = {texts[row] for row in division.kept}
@@ -250,11 +252,11 @@ def _quotas(sizes: list[int], size: int) -> list[int]:
 
 
 def _take(strata: list[list[list[int]]], quotas: list[int]) -> set[int]:
-    """The rows of the last groups of each stratum, until they are as close to the quotas so far as
-    groups allow.
+    """The rows of the last groups of each stratum. A group is taken if that brings the number of
+    rows closer to the quotas of the strata so far.
     """
     taken = set[int]()
-    due = 0
+    due = 0  # the sum of the quotas so far
     for groups, quota in zip(strata, quotas, strict=True):
         due += quota
         for group in reversed(groups):
@@ -264,7 +266,7 @@ def _take(strata: list[list[list[int]]], quotas: list[int]) -> set[int]:
 
 
 def _take_latest(groups: list[list[int]], quota: int) -> set[int]:
-    """The rows of the last groups, of which none is left out."""
+    """The rows of the last groups, without a gap, as close to the quota as groups allow."""
     taken: set[int] = set()
     while groups and 2 * (quota - len(taken)) >= len(groups[-1]):
         taken.update(groups.pop())

@@ -60,7 +60,7 @@ class ImageSettings(Settings):
             )
         shortest = self.shortest_edge
         longest = self.longest_edge
-        if longest is not None and longest < (shortest or longest + 1):
+        if longest is not None and (shortest is None or longest < shortest):
             raise ValueError("longest_edge needs a shortest_edge that is not larger")
         return self
 
@@ -75,10 +75,10 @@ class ImageSettings(Settings):
         limit = self.longest_edge
         if short is None:
             return self.size or (height, width)
-        exact = float(short)
+        exact = float(short)  # the shorter edge before rounding, from which the longer one follows
         low = min(height, width)
         high = max(height, width)
-        if limit is not None and high / low * short > limit:
+        if limit is not None and high / low * short > limit:  # the longer edge gets the limit
             exact = limit * float(low) / high
             short = round(exact)
         if low == short:

@@ -24,13 +24,13 @@ from trifold.errors import DataError
 
 STANDARD_INPUT = "-"
 MAX_LINE_BYTES = 1_000_000
+BOM = b"\xef\xbb\xbf"  # byte order mark of UTF-8
 COMPRESSED_SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 
 _MAGIC_BYTES = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 # A kilobyte of zstd can decompress to 32 MB. Small reads bound the memory that a hostile file can
 # take.
 _ZSTD_READ_BYTES = 4096
-_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = {  # the longer ones first
     b"\xff\xfe\0\0": "UTF-32",
     b"\0\0\xfe\xff": "UTF-32",
@@ -39,7 +39,7 @@ _WIDE_BOMS = {  # the longer ones first
 }
 _OFFICE = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # zip; compound file
 _NOT_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_VARIABLE_PATTERN = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 class FileRange(NamedTuple):
@@ -70,7 +70,7 @@ def iter_lines(
     """
     name = display_name(path)
     # A longer line is rejected without reading it to its end.
-    read_limit = max_line_bytes + len(_BOM) + 2
+    read_limit = max_line_bytes + len(BOM) + 2
     with open_binary(path, name) as stream:
         if part.start:
             stream.seek(part.start)
@@ -82,9 +82,9 @@ def iter_lines(
                 line = raw.removesuffix(b"\n").removesuffix(b"\r")
             if position == 0:
                 _check_start(raw, name)
-                if raw == _BOM:
+                if raw == BOM:
                     break
-                line = line.removeprefix(_BOM)
+                line = line.removeprefix(BOM)
             position += len(raw)
             number += 1
             if len(line) > max_line_bytes:
@@ -110,7 +110,7 @@ def read_text(path: str | Path) -> str:
     with open_binary(path, name) as stream:
         raw = stream.read()
     _check_start(raw, name)
-    return _decode(raw.removeprefix(_BOM).replace(b"\r\n", b"\n"), name, 1)
+    return _decode(raw.removeprefix(BOM).replace(b"\r\n", b"\n"), name, 1)
 
 
 def display_name(path: str | Path) -> str:
@@ -123,14 +123,14 @@ def expand_path(path: str | Path) -> Path:
     that is not set.
     """
     variables = os.environ | {VARIABLE: str(data_folder())}
-    for plain, braced in _VARIABLE.findall(str(path)):
+    for plain, braced in _VARIABLE_PATTERN.findall(str(path)):
         if plain + braced not in variables:
             raise DataError(
                 f"{path}: the environment variable {plain or braced} is not set; set it to the "
                 "folder of the data, or use a dataset of the hub with data.train=hub:NAME:SPLIT"
             )
     return Path(
-        _VARIABLE.sub(lambda found: variables[found[1] or found[2]], str(path))
+        _VARIABLE_PATTERN.sub(lambda found: variables[found[1] or found[2]], str(path))
     ).expanduser()
 
 
@@ -189,7 +189,7 @@ def _decode(raw: bytes, name: str, number: int, offset: int = 0) -> str:
     """
     try:
         text = raw.decode("utf-8")
-        position = raw.find(0)
+        position = raw.find(0)  # -1 if the text is valid
         problem = "a NUL byte, so this is not plain text; remove it (`tr -d '\\0'`)"
     except UnicodeDecodeError as error:
         position = error.start

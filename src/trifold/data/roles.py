@@ -49,7 +49,7 @@ def choose_columns(
     row: Mapping[str, Any], roles: Roles, settings: DataSettings, place: str, *, is_table: bool
 ) -> dict[str, str]:
     """The column of each role: the one in the settings; else the first of its names; else, in a
-    table, the only rest.
+    table, one of the remaining columns, if there are as many as roles without a column.
 
     An optional role may have none. Raises DataError if a column is missing in a table; in an
     object, `value_at` does. Raises SettingsError for a role in the settings that is not one of
@@ -81,11 +81,13 @@ def _numbered_column(column: str, keys: Sequence[str]) -> str:
 
 
 def _columns_by_name(roles: Roles, keys: Sequence[str]) -> dict[str, str]:
-    """The first column for each role that has one of its names, and no role before it."""
+    """The column with the best of its names for each role that has one. A column that is chosen is
+    not available to later roles.
+    """
     by_name = {plain_name(key): key for key in keys}
     chosen = dict[str, str]()
-    for role, (known, *_) in roles.items():
-        name = next((name for name in known if name in by_name), None)
+    for role, spec in roles.items():
+        name = next((name for name in spec.names if name in by_name), None)
         if name is not None:
             chosen[role] = by_name.pop(name)
     return chosen
@@ -186,6 +188,7 @@ def read_roles(
         key = columns.get(name)
         if key is None:
             values.append(None)
+        # The key `a.b` may stand for the value `b` in the object `a`.
         elif role.required or row.get(key, row.get(key.partition(".")[0])) is not None:
             value = value_at(row, key, place, _setting(name))
             values.append(role.convert(value, f"{place}: {key!r}"))

@@ -67,15 +67,15 @@ class Rows:
         return type(self)(columns, lines, report, self.identity, split_by)
 
     def traits(self) -> Traits:
-        """What decides which rows are held out together."""
-        # Rows of one context stay together, and those whose texts are in another order.
+        """What decides which rows are held out: see `Traits`."""
+        # Questions about one context stay together.
         identity = ["context"] if "context" in self.columns else self.identity
         texts: list[list[Hashable]] = []
         for role in identity:
             values = self.columns[role]
             if any(value is not None for value in values):
                 texts.append([*map(_comparable, values)])
-        if len(texts) > 1:
+        if len(texts) > 1:  # rows with the same texts in another order stay together
             texts = [[*map(frozenset, zip(*texts, strict=True))]]
         labels = self.columns.get("label", self.columns.get("tags"))
         return Traits(

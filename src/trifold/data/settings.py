@@ -12,6 +12,7 @@ from pydantic import (
 )
 
 from trifold.data.formats import DELIMITERS, FormatName, formats_holding
+from trifold.data.lines import MAX_LINE_BYTES
 from trifold.settings import Conflict, Settings
 
 
@@ -108,7 +109,7 @@ class DataSettings(Settings):
         None,
         description="column of numbers or dates (2026-11-27); the latest rows are held out",
     )
-    max_line_bytes: int = Field(default=1_000_000, ge=1)  # a longer line is an error
+    max_line_bytes: int = Field(default=MAX_LINE_BYTES, ge=1)  # a longer line is an error
 
     @field_validator("holdout")
     @classmethod

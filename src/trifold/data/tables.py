@@ -24,12 +24,12 @@ from trifold.data.headers import (
     has_known_names,
     plain_name,
 )
-from trifold.data.lines import STANDARD_INPUT, WHOLE_FILE, iter_lines
+from trifold.data.lines import BOM, STANDARD_INPUT, WHOLE_FILE, iter_lines
 from trifold.data.parquet import iter_parquet
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError
 
-_MARK = "\ufeff"  # of byte order
+_MARK = BOM.decode()  # in the text of a line
 
 
 @dataclass
@@ -94,8 +94,9 @@ def _open_delimited(
     if header.is_padded:
         notes.append("without empty columns at the end")
     below = (record for place, record in enumerate(first_records) if place not in header.skipped)
-    repeated = known if settings.header is None else ()
-    rows = _name_cells(chain(below, records), file, header, repeated, skipped)
+    # A later row with several of these names is an error: a second header.
+    names = known if settings.header is None else ()
+    rows = _name_cells(chain(below, records), file, header, names, skipped)
     return Table(rows, skipped, has_columns=True, dialect=dialect, notes=notes)
 
 
@@ -181,7 +182,7 @@ def _name_cells(
             repeated = list(map(plain_name, cells))
             if sorted(repeated) == sorted(names):
                 skipped["repeated header"] += 1
-                if len(by_name) == width:  # its columns may be in another order
+                if len(by_name) == width:  # all names differ; the columns may be in another order
                     keys = [by_name[name] for name in repeated]
                 continue
         if has_known_names(cells, known):
@@ -251,7 +252,7 @@ class Keys(NamedTuple):
 
 
 def object_keys(file: str, kind: str, settings: DataSettings) -> Keys:
-    """The keys of all objects of a JSONL file, because a row may lack some. None for other kinds,
+    """The keys of all objects of a JSONL file, because a row may lack some. Empty for other kinds,
     whose rows have the same columns, and for standard input, which is read once.
     """
     if kind != "jsonl" or file == STANDARD_INPUT:
