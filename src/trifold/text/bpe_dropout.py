@@ -69,14 +69,15 @@ class BPEDropout:
         its key.
         """
         row: list[int] = []
-        for word, (left, key) in zip(words, draws, strict=False):
+        # The iterator `draws` goes on with the words of the next text.
+        for word, (until_drop, key) in zip(words, draws, strict=False):
             ids, merges = self._whole[word]
             drops: tuple[int, ...] = ()
-            while left < merges:
-                drops += (left,)
+            while until_drop < merges:
+                drops += (until_drop,)
                 ids, merges = self._dropped(word, drops)
                 key = _mix(key)
-                left = int(math.log(((key >> 11) + 1) * 2.0**-53) / self._log_keep)
+                until_drop = int(math.log(((key >> 11) + 1) * 2.0**-53) / self._log_keep)
             row += ids
         return row
 

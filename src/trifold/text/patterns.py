@@ -1,5 +1,5 @@
-"""Regular expressions of untrusted tokenizers run on every text in a sandbox process first, which
-can be stopped.
+"""The guard of untrusted tokenizers: their regular expressions first run on each text in a sandbox
+process, which can be stopped.
 
 `tokenizers` matches by backtracking, which can take longer than any time limit and cannot be
 interrupted.

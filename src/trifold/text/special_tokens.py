@@ -20,9 +20,11 @@ BOS = "<s>"
 EOS = "</s>"
 UNK = "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]  # ids 0, 1, 2, 3 of a tokenizer that is trained here
-# If no token of the library takes the role.
+# Tokens that are added for roles that no token of the library takes.
 _ADDED = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS}
-NAMED_ROLES = (*_ADDED, "unk_token", "cls_token", "sep_token", "mask_token")
+# Roles of tokens that may not be marked as special.
+_NORMAL_ROLES = (*_ADDED, "unk_token")
+NAMED_ROLES = (*_NORMAL_ROLES, "cls_token", "sep_token", "mask_token")
 # What takes a role that the files leave open, most suitable first: a token, or the token of an
 # earlier role.
 _SUBSTITUTES = {
@@ -72,11 +74,11 @@ def complete_names(library: Library, names: Mapping[str, str]) -> dict[str, str]
     found: dict[str, str | None] = {}
     for role, substitutes in _SUBSTITUTES.items():
         options = [found.get(each, each) for each in substitutes]
-        normal = role in NAMED_ROLES[:4]  # may be a token that is not marked as special
+        is_normal = role in _NORMAL_ROLES
         known = [
-            n
-            for n in options
-            if n in special or (normal and library.token_to_id(n or "") is not None)
+            name
+            for name in options
+            if name in special or (is_normal and library.token_to_id(name or "") is not None)
         ]
         found[role] = names.get(role) or next(iter(known), _ADDED.get(role))
     return {role: name for role in NAMED_ROLES if (name := found[role]) is not None}

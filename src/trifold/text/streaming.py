@@ -13,7 +13,7 @@ class TextStream:
 
     Text that a later token may change is held back: incomplete characters; the last two words if
     the decoder removes spaces before punctuation (`closes_up`); and a run of `open` tokens, which
-    stand for single bytes and are decoded together.
+    stand for single bytes and are decoded together, or for no text.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class TextStream:
         return rest
 
     def _final_length(self, text: str) -> int:
+        """The number of characters of the text that no later token changes."""
         closed = len(self._ids)
         while closed and self._ids[closed - 1] in self._open:
             closed -= 1

@@ -51,7 +51,8 @@ Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
 # Files of a model folder; the second one is that of the target side, if it has its own.
 TOKENIZER_FILE = "tokenizer.json"
 TARGET_TOKENIZER_FILE = "target_tokenizer.json"
-# Entries of tokenizer_config.json.
+# Entries of tokenizer_config.json. NO_LIMITS: of a tokenizer that is trained here; special tokens
+# in a text stay text, and the length is not limited.
 TOKEN_TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
 NO_LIMITS = {"split_special_tokens": True, "model_max_length": int(1e30)}
 
@@ -95,7 +96,7 @@ class Tokenizer:
         self._patterns = guard or PatternGuard({}, "")
         self._patterns.add(new)
         library.add_special_tokens(new)
-        library.encode_special_tokens = True
+        library.encode_special_tokens = True  # special tokens in a text are encoded as plain text
         self.library = library
         self.dropout = dropout
         self.settings = dict(settings or {})
@@ -267,7 +268,9 @@ class Tokenizer:
     def _encode(
         self, texts: Sequence[str], special_in_text: bool, *, fast: bool = False
     ) -> list[Any]:
-        """The library's encodings, without offsets if `fast`."""
+        """The library's encodings, without offsets if `fast`. A text of which a piece is a special
+        token is encoded again, with such names split, unless `special_in_text` is set.
+        """
         if special_in_text:
             return self._run(self._with_special, texts, self._segment_around_special, fast)
         library = self.library if fast else self._without_template
@@ -279,8 +282,8 @@ class Tokenizer:
         ]
         if affected:
             again = [texts[number] for number in affected]
-            guarded = self._run(self._guarded, again, self._segment, fast)
-            for number, encoding in zip(affected, guarded, strict=True):
+            corrected = self._run(self._splits_names, again, self._segment, fast)
+            for number, encoding in zip(affected, corrected, strict=True):
                 encodings[number] = encoding
         return encodings
 
@@ -336,7 +339,7 @@ class Tokenizer:
         return frozenset(number for number, token in added.items() if token.special) - {self.unk_id}
 
     @cached_property
-    def _guarded(self) -> Library:
+    def _splits_names(self) -> Library:
         """A copy that splits the names of special tokens in a text, so that no piece can be one of
         them.
 
@@ -348,10 +351,10 @@ class Tokenizer:
         cuts = "|".join(
             f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1
         )
-        guard: Any = pre_tokenizers.Split(Regex(cuts), "isolated")
+        split: Any = pre_tokenizers.Split(Regex(cuts), "isolated")
         if copy.pre_tokenizer is not None:
-            guard = pre_tokenizers.Sequence([copy.pre_tokenizer, guard])
-        copy.pre_tokenizer = guard
+            split = pre_tokenizers.Sequence([copy.pre_tokenizer, split])
+        copy.pre_tokenizer = split
         return copy
 
     @cached_property
@@ -402,13 +405,13 @@ class Tokenizer:
         """Decode ids one by one; never yields a part of a character."""
         joins = self._cleans_up or isinstance(self.library.decoder, decoders.WordPiece)
         byte_ids = (self.library.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
-        single = [token for token in byte_ids if token is not None]
-        if not keep_special:
-            single += self._forbidden_ids
+        open_ids = [token for token in byte_ids if token is not None]
+        if not keep_special:  # skipped tokens do not separate the bytes of a character
+            open_ids += self._forbidden_ids
         return TextStream(
             lambda ids: self.decode([ids], keep_special=keep_special)[0],
             closes_up=joins or self._segment is not None,
-            open=single,
+            open=open_ids,
         )
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -463,7 +466,7 @@ class Tokenizer:
 
         ids, of_text = TemplateTokens(self.library, self.special_names).encode(text, run)
         if not self._forbidden_ids.isdisjoint(of_text):
-            ids, _ = TemplateTokens(self._guarded, self.special_names).encode(text, run)
+            ids, _ = TemplateTokens(self._splits_names, self.special_names).encode(text, run)
         return ids
 
     # --- files ------------------------------------------------------------------------------------
