@@ -73,8 +73,9 @@ def positions(starts: Integers, lengths: Integers) -> Integers:
     """The positions start, start + 1, … start + length - 1 of every range, concatenated: (sum of
     lengths,).
     """
-    firsts = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-    return firsts + np.arange(len(firsts))
+    ends = np.cumsum(lengths)  # of each range in the result
+    shifts = np.repeat(starts - (ends - lengths), lengths)
+    return shifts + np.arange(len(shifts))
 
 
 class Chunks(NamedTuple):
@@ -103,8 +104,9 @@ def split_into_chunks(
         head = lengths = np.where(long, 0, lengths)
     else:
         head = np.where(long, size if first is None else first, lengths)
-    # The head, and the rest divided by size and rounded up.
-    count = (lengths > 0) - (head - lengths) // size
+    rest = lengths - head
+    count = (lengths > 0) + -(-rest // size)  # the head, and the rest, rounded up
+    # Of each chunk: its sequence, and its number in the sequence, from 0.
     sequence = np.repeat(np.arange(len(lengths)), count)
     number = np.arange(len(sequence)) - np.repeat(np.cumsum(count) - count, count)
     begins = np.where(number == 0, 0, head[sequence] + (number - 1) * size)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trifold.batches.plan import BatchSettings, Plan, random_bits
 from trifold.ragged import Chunks, Integers, positions
 
-_ROUNDS = 6
+_ROUNDS = 6  # of the Feistel network in `permute`
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def permute(positions: Integers, count: int, keys: NDArray[np.uint64]) -> Intege
     bits = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << bits) - np.uint64(1)
     values = positions.astype(np.uint64)
-    out = np.ones(len(values), dtype=np.bool_)
-    while out.any():
-        left = values[out] >> bits
-        right = values[out] & mask
+    outside = np.ones(len(values), dtype=np.bool_)  # not yet permuted, or beyond `count`
+    while outside.any():
+        left = values[outside] >> bits
+        right = values[outside] & mask
         for key in keys:
             left, right = right, left ^ (_mix(right ^ key) & mask)
-        values[out] = left << bits | right
-        out = values >= np.uint64(count)
+        values[outside] = left << bits | right
+        outside = values >= np.uint64(count)
     return values.astype(np.int64)
 
 

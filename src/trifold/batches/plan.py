@@ -90,8 +90,8 @@ def overlong(lengths: Lengths, settings: BatchSettings) -> NDArray[np.bool_]:
 
 
 def padding_share(lengths: Lengths, plan: Plan) -> float:
-    """The fraction of padding, each side of a batch padded to its longest row; of targets for
-    lengths[:, 1:].
+    """The fraction of padding if each side of a batch is padded to its longest row. With
+    `lengths[:, 1:]` it is that of the targets alone.
     """
     lengths = check_lengths(lengths)
     tokens = sum(int(lengths[batch].sum()) for batch in plan)
