@@ -204,9 +204,9 @@ def label_windows(parts: Sequence[Encoded], start: int, end: int) -> list[tuple[
     for part, tokens in zip(parts, answers, strict=True):
         if tokens:
             extents.append((part.offsets[tokens[0]][0], part.offsets[tokens[-1]][1]))
-        else:
+        else:  # does not widen the whole
             extents.append((end, start))
-    whole = (min(extents)[0], max(last for _, last in extents))
+    whole = (min(extents)[0], max(last for _, last in extents))  # of the answer in all windows
     if whole not in extents or not any(answers):
         return [(UNKNOWN, UNKNOWN)] * len(parts)
     labels = [(0, 0)] * len(parts)

@@ -26,8 +26,8 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of one forward pass with labels. tokens: the number of labels that count, also of the
-    term "tokens".
+    """Inputs of one forward pass with labels. tokens: the number of labels in the loss, which is
+    the count of its term "tokens".
     """
 
     inputs: Inputs

@@ -3,9 +3,10 @@
 
 rows -> example    a text or a pair with the tokenizer's special tokens, and its labels
 example -> batch   packed texts
-loss               - Σ log P(label | text), label-smoothed; of several labels, the sum over all; Σ
-                   (number - output)², of standardized numbers
-scores     accuracy, macro F1, F1 of two classes, Matthews; micro and macro F1; Pearson and Spearman
+loss               one label: - Σ log P(label | text), label-smoothed; several: the sum over all;
+                   a number: Σ (number - output)², of standardized numbers
+scores             one label: accuracy, macro F1, F1 of two classes, Matthews; several: micro and
+                   macro F1; a number: Pearson and Spearman
 """
 
 from __future__ import annotations

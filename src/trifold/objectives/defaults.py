@@ -23,7 +23,7 @@ from trifold.objectives.data_size import measure_texts
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import as_yaml, nearest
 
-# Below these tokens: width and layers.
+# Limit of the tokens of the data, width and layers of a model for less.
 WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))
 GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 # Sizes that a model shares with the one that its initial weights come from.
@@ -197,13 +197,15 @@ def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig
     """
     config = read_config(folder)
     family = FAMILIES[read_json(folder / "config.json")["model_type"]]
-    counts = {
+    # Number of heads -> an architecture of the family that has those of the objective.
+    by_heads = {
         len(fields["heads"]): name
         for name, fields in family.architectures.items()
         if fields["shape"] == config.shape and {*objective.heads} <= {*fields["heads"]}
     }
-    if counts:
-        config = family.read({"architectures": [counts[min(counts)]], **family.write(config)})
+    if by_heads:
+        fewest = by_heads[min(by_heads)]
+        config = family.read({"architectures": [fewest], **family.write(config)})
     labels = ModelConfig().model_dump(include={"n_labels", "label_names", "problem_type"})
     return objective.with_heads(config).model_copy(update=labels)
 

@@ -168,7 +168,7 @@ class SpecialTokens(NamedTuple):
     before: Ids = np.zeros(0, np.int64)
     between: Ids = np.zeros(0, np.int64)
     after: Ids = np.zeros(0, np.int64)
-    segments: tuple[int, ...] = (0, 0, 0)  # segment of the second text, of `between` and of `after`
+    segments: tuple[int, int, int] = (0, 0, 0)  # of the second text, of `between` and of `after`
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, pair: bool = False) -> SpecialTokens:
@@ -178,8 +178,8 @@ class SpecialTokens(NamedTuple):
         last = [token for token, text in enumerate(row.texts) if text == int(pair)]
         parts = (slice(first[0]), slice(first[-1] + 1, last[0]), slice(last[-1] + 1, None))
         before, between, after = (np.array(row.ids[part], dtype=np.int64) for part in parts)
-        _, *segments = ((row.types[part] or [0])[-1] for part in parts)
-        return cls(before, between, after, (row.types[last[0]], *segments))
+        of_between, of_after = ((row.types[part] or [0])[-1] for part in parts[1:])
+        return cls(before, between, after, (row.types[last[0]], of_between, of_after))
 
     @property
     def size(self) -> int:

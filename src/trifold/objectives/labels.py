@@ -123,8 +123,10 @@ SEVERAL = ROLES["label"]._replace(convert=read_labels, may_be_empty=True)
 
 
 def write_whole_numbers(*parts: Rows) -> None:
-    """Write the labels 0.0, 1.0, … as 0, 1, … beside missing ones, for which pandas changes whole
-    numbers to decimals, and beside 0 and 1, which are the same numbers. Scores stay decimals.
+    """Write the labels 0.0, 1.0, … as 0, 1, … in a part whose labels are all whole numbers.
+
+    Labels are only written so if some are missing in any part, for which pandas changes whole
+    numbers to decimals, or if some have no point. Columns of scores stay as they are.
     """
     has_missing = any(rows.report.missing for rows in parts)
     every = [str(label) for rows in parts for label in rows.columns["label"]]

@@ -289,8 +289,9 @@ class Objective(ABC):
     """What training calls: `examples`, `batch`, `counts`, `loss`, `evaluate`, `save`.
 
     row_name, read_name, token_name: names in reports of rows, tokens of their last side, and target
-    tokens. packs: whether a batch is one row without padding. gathers: whether the loss is that of
-    the `table` of the global batch.
+    tokens. packs: whether a batch is one row without padding. gathers: whether the loss is a
+    function of all rows of an update: the `table_loss` of the tables (rows, …), concatenated, that
+    `table` computes from its batches.
     """
 
     row_name = "texts"
@@ -365,7 +366,7 @@ class Objective(ABC):
             context.poll()
             measured = self.measure(model, self.batch(examples, batch_rows).to(device))
             for name, value in {"rows": [batch_rows], **measured}.items():
-                sums.setdefault(name, type(value)())
+                sums.setdefault(name, type(value)())  # 0, or an empty list
                 sums[name] += value
         loss = sums["nll"] / max(sums["tokens"], 1)
         sums["loss"] = loss

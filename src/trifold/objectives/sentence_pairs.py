@@ -1,9 +1,9 @@
 """Masked language model with a classification of pairs of texts.
 
-    follows   whether the second text follows the first or is from another document   Devlin et al.
-              2019, section 3.1
-    order     whether two consecutive texts are in their original order               Lan et al.
-              2020, section 3.1
+    follows   whether the second text follows the first or is from another document
+              (Devlin et al. 2019, section 3.1)
+    order     whether two consecutive texts are in their original order
+              (Lan et al. 2020, section 3.1)
 
 rows -> example    two consecutive runs of whole sentences of a document, drawn again in each epoch;
                    half of the pairs are negative: with the second text of another document, or with
@@ -230,7 +230,8 @@ class SentencePairs(MaskedLM):
             (second[0][:other_size], second[1][:other_size]),
             _no_words(special.after),
         ]
-        segments = (0, 0, special.segments[1], special.segments[0], special.segments[2])
+        of_second, of_between, of_after = special.segments
+        segments = (0, 0, of_between, of_second, of_after)
         ids, starts = (np.concatenate(side) for side in zip(*parts, strict=True))
         return ids, starts, np.repeat(segments, [len(ids) for ids, _ in parts])
 
@@ -282,5 +283,6 @@ def _draw_others(document: Ids, rng: Rng) -> Ids:
     """For each example a random one of another document; `document` (N,) is sorted."""
     first = np.searchsorted(document, document)
     after = np.searchsorted(document, document, side="right")
+    # A number among the examples of other documents, which skips those of its own.
     drawn: Ids = rng.integers(len(document) - (after - first))
     return np.where(drawn < first, drawn, drawn + after - first)

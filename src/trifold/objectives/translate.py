@@ -274,7 +274,7 @@ def _draw_sampled(packing: Packing, rows: Ids, share: float, draw: int) -> Tenso
     """
     sampled = torch.zeros(packing.length, dtype=torch.bool)
     bounds = pairwise(packing.starts.tolist())
-    for row, (start, end) in zip(rows.tolist(), bounds, strict=False):
+    for row, (start, end) in zip(rows.tolist(), bounds, strict=True):
         drawn = example_rng(draw, row).random(end - start - 1) < share
         sampled[start + 1 : end] = torch.from_numpy(drawn)
     return sampled
