@@ -36,7 +36,8 @@ from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import YAMLError, dump, load, parse
 
 INCLUDED = importlib.resources.files("trifold") / "recipes"
-# Schedules whose rates depend on the number of steps -> the length of their decay.
+# Schedules whose rates depend on the number of steps -> the attribute of `TrainSettings` with the
+# length of their decay.
 FINITE_SCHEDULES = {"linear": "steps", "cosine": "steps", "warmup-stable-decay": "decay_steps"}
 # Keys that have an effect only with certain values of another key: key -> (the other key, these
 # values).
@@ -472,12 +473,14 @@ def load_recipe(
     is_of_a_run = (Path(name).parent / "environment.json").exists()
     if imports_parts and Path(name).is_file() and not is_of_a_run:
         _import_parts(values)
-    # The values of an included recipe are defaults, as those of a preset.
+    # What the user has set: the file and the overrides. The values of an included recipe are
+    # defaults, as those of a preset.
     written = {} if is_included else deepcopy(values)
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {}  # the overrides
     for key, value in _override_pairs(overrides):
         value = name_frames(key, value)
-        replaced = {name: old for name, old in given.items() if f"{name}.".startswith(f"{key}.")}
+        # Earlier overrides of the same key, or of keys in its group.
+        replaced = {old: given[old] for old in given if f"{old}.".startswith(f"{key}.")}
         if replaced and replaced != {key: value}:
             warn(f"{key} is set again; {value!r} replaces the earlier value")
         given[key] = value

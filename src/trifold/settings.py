@@ -110,6 +110,7 @@ def _describe(cls: type[Settings], error: ValidationError, at: str = "") -> Sett
         explanation = ""
         if len(lines) < MAX_LINES:  # later lines are not printed
             explanation = _explain(cls, problem)
+        # Of several unknown keys, only the first one is followed by the list of `nearest`.
         explanation, label, known = explanation.partition("; known keys: ")
         if known and not any(line.endswith(known) for line in lines.values()):
             explanation += label + known

@@ -38,6 +38,7 @@ def paired_bootstrap(
     drawn = chain([np.arange(examples)], (rng.choice(examples, examples) for _ in range(samples)))
     pairs = [(a(rows), b(rows)) for rows in drawn]
     for name in pairs[0][0]:
+        # The first pair is that of all examples.
         (first, second), *resampled = ((x[name], y[name]) for x, y in pairs)
         differences = np.array([y - x for x, y in resampled])
         sizes = np.abs(differences)
@@ -62,6 +63,7 @@ def sums_scorer(
     lists = {name: np.concatenate(x) for name, x in joined.items() if isinstance(x[0], np.ndarray)}
 
     def scorer(rows: NDArray[np.int64]) -> Mapping[str, float]:
+        # How often each example is drawn; a resample has as many rows as there are examples.
         counts = np.bincount(rows, minlength=len(rows))
         sums = {name: np.tensordot(counts, values, 1) for name, values in numbers.items()}
         return score({**sums, **{name: [values[rows]] for name, values in lists.items()}})
