@@ -29,7 +29,10 @@ from trifold.train.monitor import View
 
 @dataclass
 class TrainingData:
-    """The objective of a recipe, its examples, and the plan of their batches."""
+    """The objective of a recipe, its examples, and the plan of their batches.
+
+    train, valid: the examples of the rows `bundle.train` and `bundle.valid`.
+    """
 
     recipe: Recipe
     bundle: TaskBundle
@@ -257,18 +260,21 @@ def iterate_batches(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[RankBatch]:
-    """The share of `rank` in every batch from a position at which an update begins, without end."""
+    """The share of `rank` in every batch from a position at which an update begins, without end.
+
+    number: of the first batch in the plan of `epoch`.
+    """
     accumulate = data.recipe.train.accumulate
-    index = 0
+    index = 0  # of the batch in its update
     while True:
         examples = data.examples(epoch)
         seed = data.seed_of(epoch)
         lengths = examples.lengths
         plan = data.plan(examples, epoch)
-        for position in range(number, len(plan)):
+        for current in range(number, len(plan)):
             share = deal_batch(
                 lengths,
-                plan[position],
+                plan[current],
                 index,
                 accumulate=accumulate,
                 rank=rank,
@@ -280,7 +286,7 @@ def iterate_batches(
                 [data.objective.batch(examples, rows, data.max_length, draw=seed) for rows in parts]
                 for parts in share
             )
-            yield RankBatch(epoch, position, micro_batches, idle)
+            yield RankBatch(epoch, current, micro_batches, idle)
         epoch += 1
         number = 0
 

@@ -213,7 +213,7 @@ class Run:
     def train_steps(self) -> StoppedBy:
         """Train step by step; the reason why it ended."""
         settings = self.settings
-        plan = iterate_batches(
+        rank_batches = iterate_batches(
             self.data,
             self.session.machine.workers,
             self.progress.epoch,
@@ -221,9 +221,9 @@ class Run:
             rank=self.ranks.rank,
             world=self.ranks.world,
         )
-        with closing(prefetch(plan, stop=self._stops_at_once)) as batches:
+        with closing(prefetch(rank_batches, stop=self._stops_at_once)) as batches:
             stopped_by = self._should_stop()
-            # It is due here if a signal interrupted it in the previous session.
+            # A validation is due here if a signal interrupted it in the previous session.
             if self._validation_is_due(stopped_by):
                 stopped_by = self._validate() or stopped_by
                 self._save()
@@ -332,7 +332,7 @@ class Run:
         result = self.ranks.first(self._evaluate, weights)
         if result is not None:
             best, scores = result
-            progress.best = BestValidation(*best)
+            progress.best = BestValidation(*best)  # a list on the other ranks
             progress.scores = scores
             progress.validated = progress.step
             progress.seconds = self.meter.seconds()

@@ -32,6 +32,7 @@ TOKEN_BYTES = 32  # of the tensors of a batch, for each token
 BATCH_BYTES = 2**12  # of their headers
 # Bytes of optimizer state per parameter, at most.
 OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
+_NORM_TENSORS = {"layer": 1, "rms": 2}  # tensors of the width of the model that a norm saves
 
 
 class TrainingMemory(NamedTuple):
@@ -146,7 +147,7 @@ def saved_elements(
     a time the rest.
     """
     mask = int(config.dropout > 0 and not compiled)  # the compiled loops redraw the mask
-    layers = 0
+    per_token = 0  # elements
     recompute = train.recompute == "blocks"
     int8 = train.precision == "int8"
     saves_layers = part_of(WalkPart, config).saves_layers and not recompute
@@ -163,20 +164,17 @@ def saved_elements(
         if config.activation_dropout and not compiled:
             block += sized.d_ff
         if saves_layers:
-            layers += sized.n_layers * block
+            per_token += sized.n_layers * block
         else:
-            layers += block + _saved_inputs(sized)
+            per_token += block + _saved_inputs(sized)
         saved_at_the_end = 1 + mask  # the output of the stack
         if config.norm_placement != "post":
-            saved_at_the_end += _READ[config.norm]  # the input of its final norm
-        layers += sized.d_model * saved_at_the_end
-    layers += config.d_model * part_of(BlockPart, config).saved_once(
-        config, _READ[config.norm], mask
+            saved_at_the_end += _NORM_TENSORS[config.norm]  # the input of its final norm
+        per_token += sized.d_model * saved_at_the_end
+    per_token += config.d_model * part_of(BlockPart, config).saved_once(
+        config, _NORM_TENSORS[config.norm], mask
     )
-    return tokens * part_of(AttentionPart, config).rows(config, length) // length * layers
-
-
-_READ = {"layer": 1, "rms": 2}  # tensors of width E that a norm saves
+    return tokens * part_of(AttentionPart, config).rows(config, length) // length * per_token
 
 
 def _saved_inputs(config: ModelConfig) -> int:
@@ -221,7 +219,9 @@ def _saved_by_block(
     `_kept_keys`.
     """
     merged = config.n_heads * config.head_width
-    residuals = part_of(BlockPart, config).saved(config, attentions, _READ[config.norm], mask)
+    residuals = part_of(BlockPart, config).saved(
+        config, attentions, _NORM_TENSORS[config.norm], mask
+    )
     is_packed = compiled and _is_packed(config, length)
     weights = part_of(AttentionPart, config).saved_weights(config, kept, is_packed=is_packed)
     inner = 1  # inputs or outputs of the activation

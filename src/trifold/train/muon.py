@@ -1,8 +1,9 @@
 """Muon: hidden matrices move along their orthogonalized momentum; AdamW updates all other
 parameters.
 
-    M ← μ M + (1 − μ) G,   O = orthogonalize((1 − μ) G + μ M) ≈ U Vᵀ of the SVD U S Vᵀ,   w ← w − η
-                           λ w − η s(n, m) O
+    M ← μ M + (1 − μ) G
+    O = orthogonalize((1 − μ) G + μ M)      ≈ U Vᵀ of the singular value decomposition U S Vᵀ
+    w ← w − η λ w − η s(n, m) O
 
 Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, with Nesterov momentum.
 Orthogonalization runs in bf16, as there, if training computes in low precision, else in fp32. The

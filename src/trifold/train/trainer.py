@@ -108,12 +108,14 @@ class Trainer:
             batches = self._gather(batches, idle, step)
         local_loss = 0.0
         for start, group in self._groups(batches):
+            # _backward(batch, step, micro, totals) of each batch; `micro` counts from `start`.
             losses = self._map(self._backward, group, repeat(step), count(start), repeat(totals))
             local_loss += sum(losses) / totals["tokens"]
             self.weights.collect()
         if self.machine.sharded:  # all ranks must gather the parameters equally often
+            no_share = dict.fromkeys(totals, math.inf)  # a loss divided by infinity has gradient 0
             for micro, batch in enumerate(idle, start=len(batches)):
-                self._backward(batch, step, micro, dict.fromkeys(totals, math.inf))
+                self._backward(batch, step, micro, no_share)
         (loss,) = self.ranks.sum([local_loss])
         gradient = self.weights.take_gradient()
         norm = self.weights.norm(gradient)
@@ -148,7 +150,8 @@ class Trainer:
 
     def _backward(self, batch: Batch, step: int, micro: int, totals: dict[str, float]) -> float:
         """Add the gradient of one micro-batch to its replica, and return its summed negative
-        log-likelihood.
+        log-likelihood. micro: its number in the update of this rank. totals: see
+        `_count`.
         """
         with self._replica(step, micro) as model:
             terms = self.objective.loss(model, batch.to(self.machine.device))
@@ -160,8 +163,9 @@ class Trainer:
         return float(tokens.sum.detach())
 
     def _gather(self, batches: Sequence[Any], idle: Sequence[Batch], step: int) -> list[Any]:
-        """The batches of a loss that does not split, with its gradient in the global batch by their
-        tables.
+        """The batches of an objective that gathers: its loss is a function of the tables of all
+        batches of all ranks. Each batch has the value of this loss and the gradient by its own
+        table.
 
         The tables are computed without gradients, and again, with the same dropout, in the backward
         pass (Gao et al. 2021), so that memory holds the activations of one micro-batch per worker.
@@ -169,7 +173,7 @@ class Trainer:
         tables: list[Tensor] = []
         for start, group in self._groups([*batches, *idle]):
             tables += self._map(self._table, group, repeat(step), count(start))
-        empty = tables[0][:0]
+        empty = tables[0][:0]  # with the right width, if this rank has only idle batches
         local = torch.cat([empty, *tables[: len(batches)]])
         sizes = [int(size) for size in self.ranks.gather(len(local))]
         parts = []  # of each rank; the others add theirs
@@ -186,8 +190,8 @@ class Trainer:
         local_gradient = gradient.split(sizes)[self.ranks.rank]
         gradients = local_gradient.split([len(part) for part in tables[: len(batches)]])
         return [
-            replace(batch, gradient=gradient, value=value)
-            for batch, gradient in zip(batches, gradients, strict=True)
+            replace(batch, gradient=own, value=value)
+            for batch, own in zip(batches, gradients, strict=True)
         ]
 
     @torch.no_grad()

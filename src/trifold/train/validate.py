@@ -56,9 +56,9 @@ class Validator:
         earlier = [path for path in regular if checkpoint.step_of(path) < step]
         if not earlier:
             return current, []
-        averaged = earlier[-(settings.average - 1) :]
-        mean, rejected = mean_weights(averaged)
-        share = 1 / (len(averaged) - len(rejected) + 1)
+        latest = earlier[-(settings.average - 1) :]
+        mean, rejected = mean_weights(latest)
+        share = 1 / (len(latest) - len(rejected) + 1)  # of the current weights
         weights = {
             name: torch.lerp(value, current[name].cpu(), share) for name, value in mean.items()
         }
