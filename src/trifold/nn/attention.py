@@ -51,7 +51,7 @@ class AttentionInputs(NamedTuple):
 class AttentionLayer(nn.Module):
     """How every kind of attention is called. It is stateless: a cache is an argument.
 
-    watched: whether one of its hook points is.
+    watched: whether something reads one of its hook points (`Hookable`).
     """
 
     watched = False
@@ -126,7 +126,8 @@ class Attention(AttentionLayer):
         self.pattern = HookPoint("pattern")
         self.heads = HookPoint()
         self.soft_cap = config.score_soft_cap
-        # `ops.attend` scales scores by 1/√D. Any other scale is reached by scaling the queries.
+        # `ops.attend` scales scores by 1/√D. Any other scale is reached by scaling the queries: a
+        # score that is a sum of n products is divided by √(n·D).
         scale = 1 / math.sqrt(1 + scores.terms(config))
         if config.attention_scale is not None:
             scale = config.attention_scale * math.sqrt(width)

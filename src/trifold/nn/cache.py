@@ -68,7 +68,7 @@ class GrowingKeys:
         self.length += tokens
 
     def _capacity(self, end: int) -> int:
-        """The number of tokens to allocate when `end` are needed."""
+        """The number of keys to allocate when `end` are needed."""
         return max(16, 2 * end)
 
     def _enlarge(

@@ -69,6 +69,8 @@ def _owners(config: CoreConfig) -> dict[str, list[Part]]:
     return owners
 
 
+# Settings of the decoder of an encoder-decoder. n_decoder_layers is not among them: it also counts
+# the layers of a decoder alone.
 _DECODER_KEYS = (
     "target_vocab_size",
     "d_decoder",
@@ -81,7 +83,7 @@ _DECODER_KEYS = (
     "starts_with_last",
 )
 # Sizes of the encoder -> those of the decoder.
-_OF_DECODER = {ours: theirs for theirs, ours in DECODER_SIZES.items()}
+_OF_DECODER = {size: decoder_size for decoder_size, size in DECODER_SIZES.items()}
 
 
 def _parts(config: CoreConfig) -> Problems:

@@ -54,7 +54,7 @@ DECODER_SIZES = {
 }
 
 
-def _first(value: Value | None, default: Value) -> Value:
+def _or_default(value: Value | None, default: Value) -> Value:
     """The value of a setting, or its default if it is None; 0 and False are values."""
     return default if value is None else value
 
@@ -256,7 +256,10 @@ class CoreConfig(Settings):
         False, description="a learned score per head that attends to nothing"
     )
     attention_scale: float | None = Field(
-        None, gt=0, description="factor of scores; default: 1/√d_head, disentangled: 1/√(3·d_head)"
+        None,
+        gt=0,
+        description="factor of scores; default: 1/√d_head, disentangled: 1/√(n·d_head) for n "
+        "products",
     )
     attention_scale_by_layer: bool = Field(False, description="divide scores by the layer number")
     score_soft_cap: float | None = Field(None, gt=0, description="scores s become c·tanh(s / c)")
@@ -421,7 +424,7 @@ class CoreConfig(Settings):
 
     @property
     def out_bias(self) -> bool:
-        return _first(self.attention_out_bias, self.attention_bias)
+        return _or_default(self.attention_out_bias, self.attention_bias)
 
     @property
     def encoder_layers(self) -> int:
@@ -444,7 +447,7 @@ class CoreConfig(Settings):
 
     @property
     def start_id(self) -> int:
-        return _first(self.decoder_start_id, self.bos_id)
+        return _or_default(self.decoder_start_id, self.bos_id)
 
     @property
     def chosen_heads(self) -> tuple[Head, ...]:
@@ -458,7 +461,7 @@ class CoreConfig(Settings):
     @property
     def head_dropout(self) -> float:
         """The probability of dropout in heads of classes."""
-        return _first(self.classifier_dropout, self.dropout)
+        return _or_default(self.classifier_dropout, self.dropout)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -503,18 +506,24 @@ class CoreConfig(Settings):
         sliding_window.
         """
         changes = {
-            ours: getattr(self, own) or getattr(self, ours) for own, ours in DECODER_SIZES.items()
+            size: getattr(self, decoder_size) or getattr(self, size)
+            for decoder_size, size in DECODER_SIZES.items()
         }
-        changes["sliding_window"] = _first(self.decoder_window, self.sliding_window) or None
+        window = _or_default(self.decoder_window, self.sliding_window)
+        changes["sliding_window"] = window or None  # decoder_window: 0 means none
         return self.model_copy(update=changes | self._encoder_choices())
 
     def _encoder_choices(self) -> dict[str, Any]:
-        """The defaults of choices that a decoder does not have."""
-        decoder = ("decoder",)
-        own = [part for part in registered() if "decoder" not in part.needs.get("shape", decoder)]
+        """The settings that only encoders have, with their defaults: those that choose a part which
+        needs a shape with an encoder. Settings with a value for each of several parts stay.
+        """
         fields = type(self).model_fields
-        keys = (part.key for part in own if not part.value and part.key in fields)
-        return {key: fields[key].default for key in keys}
+        choices = {}
+        for part in registered():
+            is_for_encoders = "shape" in part.needs and "decoder" not in part.needs["shape"]
+            if is_for_encoders and not part.value and part.key in fields:
+                choices[part.key] = fields[part.key].default
+        return choices
 
     @property
     def stacks(self) -> dict[str, Self]:
@@ -533,8 +542,8 @@ class CoreConfig(Settings):
 
     def has_final_norm(self, side: Literal["encoder", "decoder"]) -> bool:
         """Whether a stack ends with a norm; by default it does if its layers do not."""
-        chosen = {"encoder": self.encoder_final_norm, "decoder": self.decoder_final_norm}
-        return _first(chosen[side], self.norm_placement != "post")
+        settings = {"encoder": self.encoder_final_norm, "decoder": self.decoder_final_norm}
+        return _or_default(settings[side], self.norm_placement != "post")
 
     def window(self, layer: int) -> int | None:
         """The size w of the window of that layer: a query attends to w keys, or to w - 1 on each

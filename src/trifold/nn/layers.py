@@ -102,7 +102,7 @@ class RMSNorm(Hookable):
 
     @property
     def factor(self) -> Tensor:
-        """(E,) of the normalized x, in fp32."""
+        """(E,) the factor of the normalized x, in at least fp32."""
         assert self.weight is not None
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
 

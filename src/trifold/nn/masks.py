@@ -29,8 +29,8 @@ class Mask:
     """Which keys a query may attend to: all that the fields and every rule allow.
 
     keys: (B, S) boolean, True at real keys; None if all are.
-    causal: query t attends to the keys up to t + offset; offset is the number of keys already in a
-        cache. If there are fewer keys than were read, they are the last ones.
+    causal: query t attends to the keys up to t + offset; offset is the number of keys before
+        the first query, as those in a cache, which may have evicted the first ones (`evicted`).
     queries: (B, T) which keys the queries are, the targets of a query stream; by default they are
         the slice of keys that starts at `offset`.
     packing, key_packing: how the rows of the queries, and those of a memory's keys, are packed.
@@ -141,11 +141,12 @@ class Mask:
             allowed.append(part.at_keys(self.keys))
         if self.causal and part.has_later_keys:
             allowed.append(part.key_numbers <= part.query_numbers)
-        lifted = _all_of(rule.allowed(part) for rule in self.rules if rule.can_be_lifted)
+        # Of the rules that can be lifted, all must allow a pair, or some rule lifts them for it.
+        liftable = _all_of(rule.allowed(part) for rule in self.rules if rule.can_be_lifted)
         lifts = _combined(torch.logical_or, (rule.lifts(part) for rule in self.rules))
-        if lifted is not None and lifts is not None:
-            lifted = lifted | lifts
-        return _all_of([*allowed, lifted])
+        if liftable is not None and lifts is not None:
+            liftable = liftable | lifts
+        return _all_of([*allowed, liftable])
 
     def added(self, part: MaskPart) -> Tensor | None:
         """What the rules add to scores."""
@@ -306,8 +307,9 @@ class Rule:
     """
 
     blockwise: ClassVar[str | None] = None
-    """Named if the methods `near`, `others` and `reads_all` state all that a block of queries
-    reads, so that a kernel may compute block by block; rules of one name can be combined."""
+    """The name of a group of rules that can be combined, if the methods `near`, `others` and
+    `reads_all` state all that a block of queries reads, so that a kernel may compute block by
+    block."""
     window: int | None = None
     """The size of the window (`CoreConfig.window`), if this is all that the rule says."""
     can_be_lifted = False
@@ -315,7 +317,7 @@ class Rule:
     may_forbid_all = True
     """Whether it may leave a query without any real key."""
     counts_real = True
-    """Whether its distances count real tokens, or else columns of the batch."""
+    """Whether its distances count real tokens; otherwise they count columns of the batch."""
 
     @property
     def sentence(self) -> str:
@@ -500,8 +502,8 @@ def padding_mask(lengths: Tensor, width: int) -> Tensor | None:
 
 
 def columns(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Boolean (B, S) -> the columns that are True in each row (B, N), and whether a row has so
-    many.
+    """Boolean (B, S) -> the columns (B, N) that are True in each row, and a boolean (B, N), False
+    where a row has fewer than N.
     """
     counts = chosen.sum(1, keepdim=True)
     index = chosen.int().argsort(dim=1, descending=True, stable=True)[:, : int(counts.max())]

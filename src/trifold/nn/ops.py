@@ -182,9 +182,9 @@ def attention(layer: Any, x: Tensor, memory: Tensor | None, inputs: Any) -> Tens
 def cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the logits hidden (N, E) · weight (V, E)ᵀ + bias with targets (N,), -1 where
-    a row has none: sums over rows of the smoothed loss, and of the negative log-likelihood, which
-    has no gradient.
+    """Cross-entropy of the logits of N rows, hidden (N, E) · weight (V, E)ᵀ + bias, with targets
+    (N,), -1 where a row has none: sums over rows of the smoothed loss, and of the negative
+    log-likelihood, which has no gradient.
     """
     logits = F.linear(hidden, weight, bias)
     if logits.dtype is not torch.float64:

@@ -60,6 +60,7 @@ class Part:
 
     def used(self, config: CoreConfig) -> bool:
         """Whether the config chooses this part."""
+        # A part from outside may have no setting of its own; then its options choose it.
         chosen = getattr(config, self.key, self.key in config.options)
         if self.value:
             return bool(chosen == self.value)

@@ -35,7 +35,7 @@ def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds fixed sinusoids, from that of `position_offset`; the table is not stored in
+    """Adds fixed sinusoids; position 0 has that of `position_offset`. The table is not stored in
     checkpoints.
     """
 

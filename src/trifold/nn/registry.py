@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationInfo, ValidatorFunctionWrapHandler
 
+# The names of the classes of `nn.parts.PLACES`, in the same order.
 PLACES = (
     "embeddings",
     "positions",

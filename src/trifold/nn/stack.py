@@ -43,7 +43,8 @@ Side = Literal["encoder", "decoder"]
 class Block(nn.Module):
     """Self-attention, cross-attention to a memory of that width, if any, and feed-forward.
 
-    wiring: how the class connects its sub-layers, if by nothing else than its residuals.
+    wiring: how `forward` connects the sub-layers, for kernels that replace it; each class states
+        its own (`masks.declares`).
     """
 
     wiring = "sequential"
@@ -112,7 +113,7 @@ class Stack(nn.Module):
 
     def __init__(self, config: CoreConfig, side: Side, *, crosses: bool = False) -> None:
         super().__init__()
-        memory_width = config.d_model if crosses else None
+        memory_width = config.d_model if crosses else None  # d_model of the encoder
         if side == "decoder":
             config = config.decoder_side
         block = part_of(BlockPart, config)
@@ -148,7 +149,7 @@ class Stack(nn.Module):
         return self.run(x, Request(mask, memory, memory_mask, positions, segments), cache)
 
     def run(self, x: Tensor, request: Request, cache: Cache | None) -> Tensor:
-        """x (B, T, E) -> (B, T, E), by the walk of the stack in training."""
+        """x (B, T, E) -> (B, T, E). In training the layers run as the walk says (`WalkPart`)."""
         trains = cache is None and torch.is_grad_enabled()
         if trains and not self.is_watched():
             return self.walk.run(self, x, request)
@@ -221,7 +222,9 @@ class Stack(nn.Module):
         return x if self.streams == 1 else x.repeat(1, 1, self.streams)
 
     def rows(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """x (B, T, E), and further rows that layers read, as they are before the first layer."""
+        """All states that the first layer reads: x (B, T, E), and those of further positions that a
+        variant adds to the tokens.
+        """
         return x
 
     def leave(self, state: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
@@ -236,8 +239,8 @@ class Stack(nn.Module):
     def new_cache(self, kind: str, capacity: int, rollback: int) -> Cache:
         """An empty cache; see `Transformer.new_cache`."""
         attention = part_of(AttentionPart, self.config)
-        usual = (partial(KEYS[kind], window, capacity, rollback) for window in self.windows)
-        return Cache(attention.new_keys(each) for each in usual)
+        factories = (partial(KEYS[kind], window, capacity, rollback) for window in self.windows)
+        return Cache(attention.new_keys(factory) for factory in factories)
 
 
 def new_stack(config: CoreConfig, side: Side, *, crosses: bool = False) -> Stack:

@@ -79,8 +79,8 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Xavier-uniform matrices (Glorot & Bengio 2010), embeddings N(0, 1/d_model), norms 1,
-        biases 0.
+        """Xavier-uniform matrices (Glorot & Bengio 2010), embeddings N(0, 1/d_model), factors of
+        norms 1, other vectors 0.
         """
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
@@ -136,6 +136,7 @@ class Transformer(nn.Module):
         if memory is None:
             return self.projected(self.decoder(x, mask, cache=cache, positions=inputs.positions))
         memory_mask = Mask(memory.attend, packing=packing, key_packing=memory.packing)
+        # Not `projected`: only models without an encoder have a projection.
         return self.decoder(x, mask, memory.hidden, memory_mask, cache, positions=inputs.positions)
 
     def projected(self, hidden: Tensor) -> Tensor:
@@ -253,8 +254,7 @@ def shift_right(inputs: Inputs, start: int | Tensor) -> Inputs:
     if attend is None or bool((attend[:, 1:] <= attend[:, :-1]).all()):
         return Inputs(tokens)  # causal attention does not reach padding at the end
     columns = torch.arange(tokens.shape[1], device=tokens.device)
-    before = (
-        columns.where(attend, -1).cummax(1).values.roll(1, dims=1)
-    )  # the real token before each column
+    # The column of the real token before each column; -1 if there is none.
+    before = columns.where(attend, -1).cummax(1).values.roll(1, dims=1)
     before[:, 0] = -1
     return Inputs(inputs.tokens.gather(1, before.clamp_min(0)).where(before >= 0, start), attend)

@@ -3,7 +3,8 @@
 
 P is a learned table of the distances, shared by all layers, and δ = δ(i − j) the bucket of a
 distance. The products are of content with content, content with position, and position with
-content. W_k and W_q are learned per layer, or are the projections of the content.
+content; with one of the last two alone, the divisor is √(2 D). W_k and W_q are learned per layer,
+or are the projections of the content.
 
 Shapes: B batch, T queries, S keys, H heads, D head size, E model width; N: the distances that
 occur.

@@ -91,17 +91,12 @@ class Router(nn.Module):
         bias = None if self.bias is None else self.bias.to(wide)
         logits = F.linear(x.to(wide), self.weight.to(wide), bias)
         scores = logits.softmax(-1) if experts.score == "softmax" else logits.sigmoid()
-        preferred = (
-            scores.detach() if self.correction is None else (scores + self.correction).detach()
-        )
+        corrected = scores if self.correction is None else scores + self.correction
+        preferred = corrected.detach()
         if experts.groups > 1:
             groups = preferred.unflatten(-1, (experts.groups, -1))
-            best = (
-                groups.topk(min(2, groups.shape[-1]))
-                .values.sum(-1)
-                .topk(experts.groups_per_token)
-                .indices
-            )
+            group_scores = groups.topk(min(2, groups.shape[-1])).values.sum(-1)
+            best = group_scores.topk(experts.groups_per_token).indices
             outside = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, False)
             preferred = groups.masked_fill(outside[..., None], float("-inf")).flatten(-2)
         chosen = preferred.topk(experts.per_token).indices
@@ -183,8 +178,8 @@ def balance_loss(routing: Routing, rows: Tensor, count: int) -> Tensor:
 
 
 def z_loss(routing: Routing, rows: Tensor, count: int) -> Tensor:
-    """The sum over tokens of (log Σ exp logits)², which keeps logits small         (Zoph et al.
-    2022, equation 5).
+    """The sum over tokens of (log Σ exp logits)², which keeps logits small (Zoph et al. 2022,
+    equation 5).
     """
     return routing.logits[rows >= 0].logsumexp(-1).square().sum()
 

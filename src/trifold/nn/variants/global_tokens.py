@@ -92,13 +92,15 @@ class GlobalAttention(Attention):
             return out
         grid = mask.grid(x)
         out = mask.grid(out)
-        rows, columns = rule.tokens.expand(len(grid), -1).nonzero(as_tuple=True)
-        cells = (rule.tokens.cumsum(1) - 1).expand(len(grid), -1)[rows, columns]
-        few = grid.new_zeros(len(grid), int(rule.tokens.sum(1).max()), grid.shape[2])
-        q = self.global_q_proj(few.index_put((rows, cells), grid[rows, columns])) * self.query_scale
+        # The global tokens: their rows and places, and which of the global ones of its row each is.
+        rows, places = rule.tokens.expand(len(grid), -1).nonzero(as_tuple=True)
+        numbers = (rule.tokens.cumsum(1) - 1).expand(len(grid), -1)[rows, places]
+        empty = grid.new_zeros(len(grid), int(rule.tokens.sum(1).max()), grid.shape[2])
+        states = empty.index_put((rows, numbers), grid[rows, places])
+        q = self.global_q_proj(states) * self.query_scale
         q, k, v = map(self.split, (q, self.global_k_proj(grid), self.global_v_proj(grid)))
         found = merge_heads(ops.attend(q, k, v, Mask(mask.keys), drop=self.drop))
-        out = out.index_put((rows, columns), found[rows, cells])
+        out = out.index_put((rows, places), found[rows, numbers])
         return mask.flat(out)
 
 
@@ -112,8 +114,11 @@ def find_globals(kind: str, inputs: Inputs, eos_id: int) -> Tensor:
         real = torch.ones_like(tokens, dtype=torch.bool)
     if kind == "first":
         return real & (real.cumsum(1) == 1)
-    ends = (tokens == eos_id) & real
-    return real & (ends.cumsum(1) == 0 if kind == "question" else ends.cumsum(1) - ends.long() >= 2)
+    is_end = (tokens == eos_id) & real
+    ends = is_end.cumsum(1)
+    if kind == "question":
+        return real & (ends == 0)
+    return real & (ends - is_end.long() >= 2)  # two ends before the token itself
 
 
 PHRASES = {

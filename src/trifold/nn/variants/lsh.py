@@ -133,8 +133,8 @@ class LSHAttention(Attention):
 
     def _by_length(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """(B, H, T, D) -> (B, H, T, D), the rows of each padded length together."""
-        mask, (rows, _, tokens, _) = inputs.mask, v.shape
-        real = mask.real_keys(tokens, v.device).expand(rows, -1)
+        rows, _, tokens, _ = v.shape
+        real = inputs.mask.real_keys(tokens, v.device).expand(rows, -1)
         counts = real.sum(1)
         lengths = counts.where(counts <= self.shortest, -(-counts // self.multiple) * self.multiple)
         pad = max(0, int(lengths.max()) - tokens)

@@ -27,9 +27,8 @@ from trifold.nn.stack import Block, Stack
 from trifold.nn.walk import LayerInputs, in_order
 from trifold.settings import Conflict
 
-Step = tuple[
-    Residual, dict[str, Any]
-]  # a residual, and the arguments of its sub-layer besides the state
+# A residual, and the arguments of its sub-layer besides the state.
+Step = tuple[Residual, dict[str, Any]]
 
 
 class ReversibleBlock(Block):

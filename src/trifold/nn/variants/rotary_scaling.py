@@ -292,8 +292,8 @@ def _yarn(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
 
     def dimension(turns: float) -> float:
         """The dimension that makes this many turns over the original positions."""
-        wavelengths = scaling.original_positions / (turns * 2 * math.pi)
-        return width * math.log(wavelengths) / (2 * math.log(theta))
+        inverse_frequency = scaling.original_positions / (turns * 2 * math.pi)
+        return width * math.log(inverse_frequency) / (2 * math.log(theta))
 
     low = dimension(scaling.beta_fast)
     high = dimension(scaling.beta_slow)

@@ -133,7 +133,7 @@ class Spans(Rule):
         found = torch.full((), -1, device=keys.device)
         for side, bounds in enumerate(self.bounds):
             low, high, end = bounds[:, level, queries]
-            mirrored = span ^ -side
+            mirrored = ~span if side else span  # see `walk`
             row = (side * (LEVELS + 1) + level.clamp_max(LEVELS)) * (self.k + 2) + end - mirrored
             found = row.where((low <= mirrored) & (mirrored < high), found)
         return found
@@ -177,7 +177,7 @@ class Spans(Rule):
         for side, (low, high, _) in enumerate(self.bounds[..., queries].cpu()):
             first = low.amin(1)
             last = high.amax(1)
-            if side:
+            if side:  # low ≤ ~p < high is −high ≤ p < −low
                 first = -high.amax(1)
                 last = -low.amin(1)
             first = first.clamp_min(0) + firsts[:-1]
@@ -272,7 +272,7 @@ class SpanAttention(Attention):
         tokens = spans.starts[1]
         inputs = inputs._replace(bias=PairBias((self.offsets,), spans.bias))
         outs = [super().weigh(q[:, :, :tokens], k, v, inputs)]
-        # Every span attends to its tokens.
+        # Every span attends to its tokens. Each level covers 2 tokens for each span of level 1.
         padding = 2 * (spans.starts[2] - tokens) - tokens
         k, v = (F.pad(y[:, :, :tokens], (0, 0, 0, padding)).contiguous() for y in (k, v))
         real = F.pad(mask.keys[:, None, :tokens], (0, padding))
