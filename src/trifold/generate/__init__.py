@@ -1,9 +1,10 @@
 """From logits to tokens.
 
-The path of a sentence: `config` holds the options; `decoding` reads the source or prompt and gives
-the logits after each token; `processors` penalize or forbid tokens; `sampling` chooses one token,
-or a search follows several beams; `stopping` decides when an output ends; `streaming` turns tokens
-into text as they come. `search` is the entry point and chooses among the searches:
+The path of a sentence: `trifold.generation_config` holds the options; `decoding` reads the source
+or prompt and gives the logits after each token; `processors` penalize or forbid tokens; `sampling`
+chooses one token, or a search follows several beams; `stopping` decides when an output ends;
+`streaming` turns tokens into text as they come. `search` is the entry point and chooses among the
+searches:
 
     token_search               greedy, sampling, contrastive
     speculative                the same tokens, several verified at once

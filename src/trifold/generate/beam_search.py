@@ -1,9 +1,10 @@
 """Beam search: the K most likely partial outputs of each sentence, in one group or in diverse
 groups.
 
-Of the 2K best continuations, ends among the first K are finished outputs, and the K best that have
-not ended continue. At most K can end, so K always remain. Ends beyond rank K are dropped. Shapes: B
-sentences, G groups, K beams, R = B·G·K rows, V vocabulary.
+With n end tokens, the (1 + n)·K best continuations are candidates. Those among the first K that end
+are finished outputs, and the K best that have not ended continue. A beam has n continuations by end
+tokens, so K always remain, unless others complete a stop string. Ends beyond rank K are dropped.
+Shapes: B sentences, G groups, K beams, R = B·G·K rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -172,8 +173,9 @@ class FinishedBeams:
         if config.early_stopping is True:
             return False
         # log P can only fall; with a positive α the score is highest at the maximum length.
-        longest = config.early_stopping == "never" and config.length_penalty > 0
-        return best / self.setup.divisor(limit if longest else length) > found[-1].score
+        improves_with_length = config.early_stopping == "never" and config.length_penalty > 0
+        length = limit if improves_with_length else length
+        return best / self.setup.divisor(length) > found[-1].score
 
 
 def best_first(outputs: list[Hypothesis]) -> list[Hypothesis]:

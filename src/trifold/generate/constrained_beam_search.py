@@ -19,9 +19,8 @@ from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
 from trifold.generate.processors import NEVER
 from trifold.generate.stopping import Hypothesis, StoppingCriteria
 
-EXACT = (
-    4  # maximum number of unmet constraints for which the shortest completion is computed exactly
-)
+# The maximum number of unmet constraints for which the shortest completion is computed exactly.
+EXACT = 4
 State = tuple[tuple[int, ...] | None, ...]
 """For each constraint: the number of matched tokens of each of its phrases, or None if the
 constraint is met.

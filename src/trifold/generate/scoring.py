@@ -52,9 +52,8 @@ def score_tokens(model: Model, inputs: Inputs, targets: Inputs) -> TokenScores:
             rest = [_log_probs(state.head(states), label) for states, label in chunks]
             scores[:, 1:longest] = torch.cat(rest).view(rows, longest - 1)
     scores = scores.masked_fill(~real, 0.0)
-    return TokenScores(
-        scores, scores[:, :longest].sum(1)
-    )  # padding does not change the order of the sum
+    # Without the columns of padding, whose number would change the order of the sum.
+    return TokenScores(scores, scores[:, :longest].sum(1))
 
 
 def _check_lengths(lengths: list[int], limits: list[int]) -> int:

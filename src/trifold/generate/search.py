@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.generate.beam_search import beam_search, best_first
@@ -17,7 +18,7 @@ from trifold.generate.decoding import (
     StepCallback,
     eval_mode,
 )
-from trifold.generate.processors import processor
+from trifold.generate.processors import Context, processor
 from trifold.generate.sampling import Sampler, greedy, sampler
 from trifold.generate.speculative import (
     Proposer,
@@ -69,10 +70,14 @@ def generate_tokens(
     if on_step is not None:
         setup = setup._replace(on_step=on_step)
     if hook is not None:
-        before = setup.process  # of a copy: the hook finds the model's logits in the state
-        setup = setup._replace(
-            hook=hook, process=lambda x, at: hook.process(before(x.clone(), at), at)
-        )
+        process = setup.process
+
+        def hooked_process(logits: Tensor, context: Context) -> Tensor:
+            # A copy, because processors work in place: the hook reads the model's logits in the
+            # state.
+            return hook.process(process(logits.clone(), context), context)
+
+        setup = setup._replace(hook=hook, process=hooked_process)
     config = setup.config
     with eval_mode(model):
         if config.num_beams > 1:
@@ -80,12 +85,14 @@ def generate_tokens(
             search = beam_search if config.force_words_ids is None else constrained_beam_search
             found = search(DecodingState(model, inputs, config), setup)
             return [outputs[: config.num_return_sequences] for outputs in found]
-        each = config.num_return_sequences
+        samples = config.num_return_sequences
         ended: dict[int, Hypothesis] = {}
         for step in _search_without_beams(model, inputs, setup, numbers, draft):
             ended |= step.ended
-        first_of_each = range(0, len(ended), each)
-        return [best_first([ended[start + n] for n in range(each)]) for start in first_of_each]
+        return [
+            best_first([ended[first + sample] for sample in range(samples)])
+            for first in range(0, len(ended), samples)
+        ]
 
 
 @torch.inference_mode()
@@ -174,9 +181,9 @@ def _search_without_beams(
     state = DecodingState(model, inputs, config)
     if not config.is_sampling:
         return token_search(state, setup, greedy)
-    each = config.num_return_sequences
-    state.copy(each)
-    keys = [(number, sample) for number in numbers for sample in range(each)]
+    samples = config.num_return_sequences
+    state.copy(samples)
+    keys = [(number, sample) for number in numbers for sample in range(samples)]
     return token_search(
         state, setup, sampler(config, keys, int(state.limits.max()), state.logits.device)
     )
@@ -194,11 +201,10 @@ def _speculate(
     for row, number in enumerate(numbers):
         single = _row_of(inputs, row)
         for sample in range(samples):
-            # The number of this output, which is 0 in its own search.
-            first = row * samples + sample
+            sentence = row * samples + sample  # which is sentence 0 of its own search
             for step in _speculate_one(model, single, setup, (number, sample), draft):
-                ended = {first + index: output for index, output in step.ended.items()}
-                yield SearchStep(step.sentences + first, step.tokens, ended)
+                ended = {sentence: step.ended[0]} if step.ended else {}
+                yield SearchStep(step.sentences + sentence, step.tokens, ended)
 
 
 def _check_proposals(model: Model, config: GenerationConfig, draft: Model | None) -> None:

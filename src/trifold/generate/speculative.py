@@ -48,6 +48,7 @@ def speculative_search(
                 return
             if index == len(proposed) or generated[-1] != proposed[index]:
                 break
+        # The cache has read all proposals, of which `index` were chosen.
         state.rollback(len(proposed) - index)
         proposed = propose(generated, min(count, limit - len(generated) - 1))
         tokens = torch.tensor([[generated[-1], *proposed]], device=token.device)
@@ -67,7 +68,7 @@ def draft_proposer(
     config = setup.config.model_copy(update={"max_length": None, "max_new_tokens": limit})
     state = DecodingState(model, inputs, config)
     prompt = state.tokens
-    read = list[int]()
+    read = list[int]()  # the tokens in the cache after the prompt
 
     def propose(generated: Sequence[int], count: int) -> list[int]:
         count = min(
@@ -75,6 +76,7 @@ def draft_proposer(
         )
         if count < 1:
             return []
+        # The last token is always read, because its logits are needed.
         same = takewhile(lambda pair: pair[0] == pair[1], zip(generated[:-1], read, strict=False))
         common = len([*same])
         state.rollback(len(read) - common)

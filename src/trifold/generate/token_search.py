@@ -68,9 +68,8 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Sea
     history = F.normalize(state.hidden, dim=-1)
     real = state.attend
     scores = state.logits.new_zeros(len(state.sentences))
-    chosen = (
-        torch.arange(len(scores), device=scores.device) * k
-    )  # the row that was kept for each sentence
+    # The row that was kept for each sentence.
+    chosen = torch.arange(len(scores), device=scores.device) * k
     state.expand(k)
     while True:
         context = Context(state.tokens[chosen], state.generated, state.limits - state.generated)
@@ -125,6 +124,7 @@ def take_step(
     length = state.generated + (chosen is None)
 
     def before(positions: Tensor) -> Tensor:
+        """The tokens of these sentences that were generated before this step."""
         rows = positions if chosen is None else chosen[positions]
         return state.generated_tokens(rows)[:, : length - 1]
 
