@@ -4,6 +4,13 @@
 the plain operations run. Each version decides whether it suits its input and otherwise calls the
 plain definition. Some are compiled by Numba, which is optional: without it, the plain operations
 run.
+
+Training, to be read in this order: `loops`, then what calls them: `layers`, `attention` and
+`cross_entropy`; `int8_training`; and `sparse`, which needs no compiled code. Decoding steps:
+`instruction`, the format; `compiled_decoder`, which translates a stack, with `beam_index`;
+`decoding_step`, which decides whether it may; then what executes instructions: `thread_pool` with
+`openmp`, and `interpreter` with `intrinsics`, `step_linear` and `step_attention`. Both read the
+weights of `int8`.
 """
 
 from collections.abc import Callable, Iterator

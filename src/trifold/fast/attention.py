@@ -5,8 +5,8 @@ attend_one_query   decoding on a CPU, one query per row: an instruction of the i
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
 packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops
                    between
-plain_attend       if hook points are watched, weights dropped, scores are capped, sinks, or the
-                   bias is trained
+plain_attend       if hook points are watched, weights are dropped, scores are capped, there are
+                   sinks, or the bias is trained
 """
 
 import math
@@ -36,9 +36,8 @@ from trifold.nn.masks import Mask, PairBias, declares
 from trifold.nn.ops import attend as plain_attend, share_keys, unshare_keys
 from trifold.nn.packing import Packing
 
-MAX_PACKED_SCORES = (
-    512 * 512
-)  # queries × keys up to which packed_attention is faster; it saves the weights
+# Queries × keys up to which packed_attention is faster; it saves the weights.
+MAX_PACKED_SCORES = 512 * 512
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
 
 
@@ -170,9 +169,8 @@ def attend_one_query(
 
 # --- packed rows ----------------------------------------------------------------------------------
 
-QUERY_BLOCK = (
-    64  # causal queries per matmul; smaller blocks save little more and their matmuls are slower
-)
+# Causal queries per matmul; smaller blocks save little more, and their matmuls are slower.
+QUERY_BLOCK = 64
 
 
 def attention(
@@ -257,11 +255,12 @@ class _PackedAttention(torch.autograd.Function):
         k_starts = keys.starts.numpy()
         ctx.starts = q_starts, k_starts, k_starts
         ctx.factors = 1 / math.sqrt(width), 1.0, 1.0
-        (rows, steps), (_, memory) = _grid_shape(queries), _grid_shape(keys)
+        rows, n_queries = _grid_shape(queries)
+        _, n_keys = _grid_shape(keys)
         ctx.grid = rows, heads
         grids = []
         for (number, column), starts, length, factor in zip(
-            ctx.places, ctx.starts, (steps, memory, memory), ctx.factors, strict=True
+            ctx.places, ctx.starts, (n_queries, n_keys, n_keys), ctx.factors, strict=True
         ):
             grid = q.new_empty(rows, heads, length, width)
             compiled_loops().split_heads(
@@ -269,7 +268,7 @@ class _PackedAttention(torch.autograd.Function):
             )
             grids.append(grid.flatten(0, 1))
         qs, ks, vs = grids
-        ctx.blocks = _blocks(steps, memory, causal)
+        ctx.blocks = _blocks(n_queries, n_keys, causal)
         weights = []
         heads_out = torch.empty_like(qs)
         for block, visible in ctx.blocks:
@@ -294,9 +293,8 @@ class _PackedAttention(torch.autograd.Function):
         d_q = torch.empty_like(qs)
         d_k = torch.zeros_like(ks)
         d_v = torch.zeros_like(vs)
-        for (block, visible), w in zip(
-            ctx.blocks, weights, strict=True
-        ):  # bf16 rounds the sum of each block
+        # In bf16, d_k and d_v are rounded after each block.
+        for (block, visible), w in zip(ctx.blocks, weights, strict=True):
             d_v[:, visible].baddbmm_(w.transpose(1, 2), gs[:, block])
             d_scores = torch.bmm(gs[:, block], vs[:, visible].transpose(1, 2))
             compiled_loops().softmax_backward(
@@ -314,18 +312,20 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _grid_shape(packing: Packing) -> tuple[int, int]:
-    """Rows and steps of the padded grid, rounded up so that the matmuls have few shapes, with
+    """Rows and columns of the padded grid, rounded up so that the matmuls have few shapes, with
     aligned widths.
     """
-    rows, steps = packing.shape
+    rows, columns = packing.shape
     multiple = 1 << max(0, rows.bit_length() - 4)  # adds at most an eighth
-    return -(-rows // multiple) * multiple, -(-steps // 8) * 8
+    return -(-rows // multiple) * multiple, -(-columns // 8) * 8
 
 
-def _blocks(steps: int, memory: int, causal: bool) -> list[tuple[slice, slice]]:
-    """Blocks of queries, each with the keys that it may attend to; steps is a multiple of 8."""
+def _blocks(queries: int, keys: int, causal: bool) -> list[tuple[slice, slice]]:
+    """Blocks of queries, each with the keys that it may attend to; both numbers are multiples of
+    8.
+    """
     if not causal:
-        return [(slice(0, steps), slice(0, memory))]
-    count = max(1, round(steps / QUERY_BLOCK))
-    ends = [steps * number // count // 8 * 8 for number in range(count + 1)]
+        return [(slice(0, queries), slice(0, keys))]
+    count = max(1, round(queries / QUERY_BLOCK))
+    ends = [queries * number // count // 8 * 8 for number in range(count + 1)]
     return [(slice(first, end), slice(0, end)) for first, end in pairwise(ends)]

@@ -63,9 +63,8 @@ class CompiledDecoder:
         # Calls of torch._int_mm: the number of the instruction after them, and their operands x (R,
         # K), weight (K, N) and output (R, N) int32.
         self.int8_matmuls: list[tuple[int, list[tuple[Tensor, Tensor, Tensor]]]] = []
-        self.quantized: tuple[Tensor, Tensor, Tensor] | None = (
-            None  # the last x, its int8 copy and scales
-        )
+        # The last x that was quantized, its int8 copy and scales.
+        self.quantized: tuple[Tensor, Tensor, Tensor] | None = None
         self.x, self.normed, self.exit = (
             self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit")
         )
@@ -82,6 +81,7 @@ class CompiledDecoder:
         # The attention instructions, one of each kind per layer.
         self.self_attention = np.flatnonzero(program["new_keys"])
         self.cross_attention = np.flatnonzero(attention & (program["new_keys"] == 0))
+        # Units: key heads of attention, heads of a norm, one for others; matmuls have none.
         heads = np.where(attention, program["kv_heads"], np.maximum(program["heads"], 1))
         self.units_per_row = np.where(matmul, 0, heads)
         self.rows = 0
@@ -182,6 +182,7 @@ class CompiledDecoder:
         attention, feed_forward = parts
         first = self._add_norm(attention.enter, self.x, self.normed)
         second = self._add_norm(feed_forward.enter, self.x, self.exit)
+        # If they share a norm, feed_forward.enter is an identity, which returns x itself.
         self._add_sublayer(attention.sublayer, first, self.x)
         self._add_sublayer(feed_forward.sublayer, first if second is self.x else second, self.x)
 

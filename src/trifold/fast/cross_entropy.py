@@ -24,9 +24,8 @@ from trifold.nn.gradients import first_order
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
 
-MAX_EXACT_NLL = (
-    60.0  # nats; above it the probability is close to the smallest number of bf16 and fp32
-)
+# Nats; above it the probability is close to the smallest number of bf16 and fp32.
+MAX_EXACT_NLL = 60.0
 
 
 def cross_entropy(

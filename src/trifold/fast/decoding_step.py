@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, is_eager_cpu
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
-from trifold.fast.instruction import ACTIVATIONS as INSTRUCTIONS
+from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.layers import FEW_ROWS
@@ -114,9 +114,10 @@ def _translate(stack: Stack, x: Tensor, cache: Cache) -> CompiledDecoder | None:
 def _has_only_windows(stack: Stack, inputs: StackInputs) -> bool:
     """Whether the rules of each layer are the window that its instruction reads, or none."""
     for layer, window in zip(stack.layers(inputs, 1), stack.windows, strict=True):
-        stated = [declares(rule, "window") and rule.window for rule in layer.mask.rules]
-        read = [] if window is None else [window]
-        if stated != read:
+        # The window of a rule whose class states that it is nothing else.
+        rules = layer.mask.rules
+        stated = [rule.window if declares(rule, "window") else None for rule in rules]
+        if stated != ([] if window is None else [window]):
             return False
     return True
 
@@ -177,6 +178,6 @@ def _has_instructions(module: nn.Module) -> bool:
         return module.sinks is None
     if isinstance(module, FeedForward):
         name = module.activation_name
-        is_known = name in INSTRUCTIONS and module.activation is ACTIVATIONS.get(name)
+        is_known = name in ACTIVATION_CODES and module.activation is ACTIVATIONS.get(name)
         return is_known and module.limit is None
     return not (isinstance(module, Dropout) and module.active)

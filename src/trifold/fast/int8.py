@@ -58,7 +58,8 @@ class Int8Weight(nn.Module):
         if values is None:
             values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
         scales = torch.empty(matrix.shape[0], device=matrix.device)
-        for start in range(0, len(matrix), rows := max(1, CHUNK // matrix.shape[1])):
+        rows = max(1, CHUNK // matrix.shape[1])
+        for start in range(0, len(matrix), rows):
             part = slice(start, start + rows)
             chunk = matrix[part].float()
             largest = chunk.abs().amax(1)

@@ -10,9 +10,8 @@ fast as bf16.
 This is SwitchBack (Wortsman et al. 2023, section 2) with a scale per row of W instead of one for
 all of W. dW sums over tokens with gradients of different magnitude. There SwitchBack keeps bf16 and
 Jetfire (Xi et al. 2024) has a scale per block of 32 × 32; here each column of a chunk has one, so a
-gradient below 1/254 of the largest in its chunk counts as
-0. y and dx of a token do not depend on other tokens. Weights, optimizer state and the trained model
-are not quantized.
+gradient below 1/254 of the largest in its column of the chunk counts as 0. y and dx of a token do
+not depend on other tokens. Weights, optimizer state and the trained model are not quantized.
 """
 
 from collections.abc import Iterator
@@ -87,7 +86,8 @@ class _Int8Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         w_int8, w_scales = quantize(copy_parameter(weight), by="rows")
         bias = torch.zeros_like(w_scales) if bias is None else copy_parameter(bias).float()
-        y, by_columns, column_scales = x.new_empty(len(x), len(weight)), *_column_buffers(x)
+        y = x.new_empty(len(x), len(weight))
+        by_columns, column_scales = _column_buffers(x)
         for rows, by_rows, row_scales in _quantized_chunks(x, by_columns, column_scales):
             _dequantize(torch._int_mm(by_rows, w_int8.t()), row_scales, w_scales, bias, y[rows])
         ctx.save_for_backward(by_columns, column_scales, weight)
@@ -97,7 +97,8 @@ class _Int8Linear(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, x_scales, weight = ctx.saved_tensors
-        g, (needs_dx, needs_dw, needs_db) = gradients[0].contiguous(), ctx.needs_input_grad
+        needs_dx, needs_dw, needs_db = ctx.needs_input_grad
+        g = gradients[0].contiguous()
         w_int8, w_scales = quantize(copy_parameter(weight), by="columns")
         no_bias = torch.zeros_like(w_scales)
         dx = g.new_empty(x.shape) if needs_dx else None

@@ -78,7 +78,7 @@ def adapt_to_contention() -> None:
     except (OSError, IndexError, ValueError):
         _last_sample.time = float("inf")
         return
-    elapsed = now - getattr(_last_sample, "time", now)
+    elapsed = now - getattr(_last_sample, "time", now)  # 0 at the first sample of a thread
     share = (waited - _last_sample.waited) / elapsed if elapsed else 0.0
     _last_sample.time = now
     _last_sample.waited = waited

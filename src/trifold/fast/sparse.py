@@ -21,7 +21,7 @@ from trifold.nn.gradients import first_order
 from trifold.nn.masks import Mask, MaskPart, PairBias, PairTable, columns, declares
 from trifold.nn.rng import ReplayThreadRng
 
-BLOCK = 128  # queries, elsewhere than in blocks and segments
+BLOCK = 128  # queries of a block, if no rule states their number (`Rule.block`)
 Attend = Callable[..., Tensor]
 
 
@@ -144,12 +144,12 @@ def _near(mask: Mask, parts: list[slice], keys: int, positions: Tensor) -> list[
     local = [rule for rule in mask.rules if rule.reach(mask.causal) is not None]
     if any(rule.counts_real for rule in local):
         found = _near_by_position(mask, parts, keys, positions)
-    for rule in local:
+    for rule in local:  # all rules must allow a key, so the slice of any of them suffices
         if not rule.counts_real:
             found = [rule.near(part, keys, mask.causal) for part in parts]
     for number, (part, near) in enumerate(zip(parts, found, strict=True)):
         stop = min(near.stop, mask.offset + part.stop) if mask.causal else near.stop
-        found[number] = slice(min(near.start, stop - 1), stop)
+        found[number] = slice(min(near.start, stop - 1), stop)  # never empty
     return found
 
 
@@ -157,7 +157,8 @@ def _near_by_position(mask: Mask, parts: list[slice], keys: int, positions: Tens
     """The same for rules that count real tokens."""
     reach = _reach(mask)
     assert reach is not None, "a rule is local"
-    (before, after), own = reach, positions[:, mask.offset :]
+    before, after = reach
+    own = positions[:, mask.offset :]
     first = own[:, [part.start for part in parts]] - before
     last = own[:, [part.stop - 1 for part in parts]] + after
     lows = torch.searchsorted(positions.contiguous(), first)

@@ -26,9 +26,8 @@ Field: TypeAlias = Tensor | float | None
 """The value of a field of an instruction; a tensor stands for its address."""
 
 MAX_THREADS = 16  # more do not increase the memory bandwidth
-TASKS_PER_INSTRUCTION = (
-    32  # that the units of an instruction are divided into, if there are as many
-)
+# Into so many tasks the units of an instruction are divided, if there are as many.
+TASKS_PER_INSTRUCTION = 32
 MAIN_PROCESS = os.getpid()
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instructions read
 
