@@ -8,7 +8,7 @@ dimensions, Y of a value. U width of the memory that cross-attention reads, if i
 A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothing else is counted. For
 one token
 
-    a matrix with P elements   2·P
+    a matrix with N elements   2·N
     attention to S keys        2·(2·S·H·D): the scores q·k, and the weighted sum of v
                                                                    (Kaplan et al. 2020, table 1)
     backward                   twice the forward: each product has two gradients
@@ -22,9 +22,10 @@ dropout are not counted: they cost memory traffic, not products.
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from trifold.nn import formulas
+from trifold.nn.config import Sinusoids
 from trifold.nn.formulas import FormulaRow, evaluate, feed_forward, norm, total
 from trifold.nn.parts import (
     AttentionPart,
@@ -39,7 +40,7 @@ from trifold.nn.parts import (
 )
 from trifold.nn.variants import ModelConfig
 
-SINUSOIDAL = ("sinusoidal", "sinusoidal-halves", "sinusoidal-tensor2tensor")
+SINUSOIDAL: tuple[str, ...] = get_args(Sinusoids)
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def _norms(config: ModelConfig, side: str, *, crosses: bool) -> str:
 
 def _heads(config: ModelConfig) -> list[ParameterRow]:
     """The heads of a model. E is the width of the states, and of what a classifier reads."""
-    part = partial(_row, config, E=config.state_width)
+    row = partial(_row, config, E=config.state_width)
     pooled = config.pooled_width
     vocabulary = config.output_vocab_size
     pooler = "E·E + E" if pooled == config.state_width else "E·W + W"
@@ -145,19 +146,19 @@ def _heads(config: ModelConfig) -> list[ParameterRow]:
     # p positions of width q; from the states at both boundaries and a position to the width W; the
     # bias.
     boundary = f"p·q + (2·E + q)·W + W + W·W + W + 2·{norm(config, 'W')} + V"
-    places = {"p": config.boundary_positions, "q": config.boundary_width, "W": config.output_width}
-    parts = {
-        "lm": part("language-model head", _lm_head(config), V=vocabulary),
-        "pooler": part("pooler", pooler, W=pooled),
-        "next-sentence": part("next-sentence head", "2·E + 2", E=pooled),
-        "sequence": part("sequence head", classifier, E=width),
-        "choice": part("choice head", classifier, E=width, C=1),
-        "token": part("token head", _token_head(config)),
-        "span": part("span head", _span_head(config)),
-        "replaced": part("replaced head", _sum([*_dense_layer(config), "E", "1"])),
-        "boundary": part("boundary head", boundary, V=vocabulary, **places),
+    letters = {"p": config.boundary_positions, "q": config.boundary_width, "W": config.output_width}
+    rows = {
+        "lm": row("language-model head", _lm_head(config), V=vocabulary),
+        "pooler": row("pooler", pooler, W=pooled),
+        "next-sentence": row("next-sentence head", "2·E + 2", E=pooled),
+        "sequence": row("sequence head", classifier, E=width),
+        "choice": row("choice head", classifier, E=width, C=1),
+        "token": row("token head", _token_head(config)),
+        "span": row("span head", _span_head(config)),
+        "replaced": row("replaced head", _sum([*_dense_layer(config), "E", "1"])),
+        "boundary": row("boundary head", boundary, V=vocabulary, **letters),
     }
-    return [row for head, row in parts.items() if head in config.chosen_heads]
+    return [rows[head] for head in rows if head in config.chosen_heads]
 
 
 def _sum(terms: Sequence[str]) -> str:
@@ -312,8 +313,10 @@ def _head_elements(config: ModelConfig) -> int:
     are negligible.
     """
     if "lm" not in config.chosen_heads:
+        if not config.span_layer:
+            return 0
         n_matrices = 3 if config.gated else 2
-        return n_matrices * config.d_model * config.d_ff * config.span_layer
+        return n_matrices * config.d_model * config.d_ff
     if config.lm_head_transform:
         return config.embedding_width * (config.state_width + config.output_vocab_size)
     return config.state_width * config.output_vocab_size
