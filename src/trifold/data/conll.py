@@ -28,7 +28,8 @@ _NO_WORD = re.compile(
 _OPENING_LINES = 1000  # of comments at most, above the first token
 _SENTENCE = re.compile(r"#?sent(?:ence)?s?[ _.]?(?:#|id|idx|no|num|number|index)?", re.IGNORECASE)
 _WORDS = ("word", "words", "token", "tokens")
-_SEVERAL = ("words", "tokens")  # which may also hold the list of the words of a sentence
+# Of these names, those of columns that may also hold the list of the words of a sentence.
+_PLURAL_WORDS = ("words", "tokens")
 _SEVERAL_WORDS = re.compile(r"\s*\[.+\]\s*|.*\S\s+\S.*", re.DOTALL)
 _LONGEST_SENTENCE = 1000  # words; more of them are not one sentence
 
@@ -166,7 +167,7 @@ def join_words(table: Table, settings: DataSettings) -> Table:
     if sentence is not None:
         notes = [*table.notes, f"sentences by {sentence!r}"]
         return replace(table, rows=_sentences(table.rows, sentence), notes=notes)
-    if word in _SEVERAL:
+    if word in _PLURAL_WORDS:
         return table
     return replace(table, rows=_sentences(table.rows, None))
 

@@ -114,8 +114,8 @@ def _divide_rows(
 
 def _has_header(rows: Sequence[list[str]], settings: DataSettings, known: Container[str]) -> bool:
     """Whether a header of several columns is above the rows."""
-    place = header_place(rows, settings, known)
-    return place is not None and sum(map(bool, rows[place])) > 1
+    index = header_place(rows, settings, known)
+    return index is not None and sum(map(bool, rows[index])) > 1
 
 
 def _is_even(rows: Sequence[list[str]]) -> bool:

@@ -36,7 +36,7 @@ _LONGEST_NAME = 40  # characters
 class Header(NamedTuple):
     """The names of the columns of a table, none without a header, and what surrounds them.
 
-    skipped: places of the rows that are no data. width: the number of columns. is_padded: whether
+    skipped: indices of the rows that are no data. width: the number of columns. is_padded: whether
     rows may have more cells, which are empty.
     """
 
@@ -55,16 +55,16 @@ def find_header(
     """
     if not rows:
         return Header([], frozenset(), 0, is_padded=False)
-    place = header_place(rows, settings, known)
-    first_place = next((place for place, row in enumerate(rows) if row != [""]), 0)
+    index = header_place(rows, settings, known)
+    first_index = next((index for index, row in enumerate(rows) if row != [""]), 0)
     names: list[str] = []
     skipped = set[int]()
-    if place is not None:
-        names = rows[place]
+    if index is not None:
+        names = rows[index]
         # Titles are above a header that is not first.
-        skipped = {place} if place == first_place else {*range(place + 1)}
+        skipped = {index} if index == first_index else {*range(index + 1)}
     data = [row for row in rows[max(skipped, default=-1) + 1 :] if row not in ([""], names)]
-    width, is_padded = _measure(names or rows[first_place], data, is_named=bool(names))
+    width, is_padded = _measure(names or rows[first_index], data, is_named=bool(names))
     if names and _has_row_names(width, data):
         names = ["", *names]
         width = width + 1
@@ -74,25 +74,25 @@ def find_header(
 def header_place(
     rows: Sequence[list[str]], settings: DataSettings, known: Container[str]
 ) -> int | None:
-    """The place of the header in the first rows of a table, which may have titles above it."""
+    """The index of the header in the first rows of a table, which may have titles above it."""
     if settings.header is False:
         return None
-    places = [place for place, row in enumerate(rows) if row != [""]]
+    indices = [index for index, row in enumerate(rows) if row != [""]]
     most = 0  # cells of the rows above that are not empty
-    for place in places[: _TITLE_ROWS + 1]:
-        row = rows[place]
+    for index in indices[: _TITLE_ROWS + 1]:
+        row = rows[index]
         count = sum(map(bool, row))
-        is_first = place == places[0]
+        is_first = index == indices[0]
         is_below_titles = count > max(most, 1) or (
-            rows[place - 1] == [""] and has_known_names(row, known)
+            rows[index - 1] == [""] and has_known_names(row, known)
         )
         if (is_first or is_below_titles) and _is_header(
-            row, rows[place + 1 :], settings, known, is_first=is_first
+            row, rows[index + 1 :], settings, known, is_first=is_first
         ):
-            return place
+            return index
         most = max(most, count)
-    if settings.header and places:
-        return places[0]
+    if settings.header and indices:
+        return indices[0]
     return None
 
 

@@ -133,7 +133,7 @@ def collect_rows(
     """
     columns: dict[str, list[Any]] = {role: [] for role in roles}
     lines: list[int] = []
-    may_be_blank = [place for place, role in enumerate(roles.values()) if role.may_be_empty]
+    may_be_blank = [index for index, role in enumerate(roles.values()) if role.may_be_empty]
     for line, values in filter_rows(numbered, settings, report, may_be_blank):
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
@@ -150,8 +150,8 @@ def filter_rows(
 ) -> Iterator[NumberedValues]:
     """Iterate over the lines and values that the settings keep, and count all in `report`.
 
-    may_be_blank: places of values that may be blank texts. Raises DataError at the end if no row is
-    kept.
+    may_be_blank: indices of values that may be blank texts. Raises DataError at the end if no row
+    is kept.
     """
     seen = set[tuple[str, ...]]()
     for line, values in numbered:
@@ -161,7 +161,7 @@ def filter_rows(
             continue
         texts = tuple(value if isinstance(value, str) else repr(value) for value in values)
         is_blank = any(
-            not text.strip() for place, text in enumerate(texts) if place not in may_be_blank
+            not text.strip() for index, text in enumerate(texts) if index not in may_be_blank
         )
         if is_blank and report.count_blank(settings):
             continue

@@ -93,7 +93,7 @@ def _open_delimited(
     notes += _describe_titles(first_records, header)
     if header.is_padded:
         notes.append("without empty columns at the end")
-    below = (record for place, record in enumerate(first_records) if place not in header.skipped)
+    below = (record for index, record in enumerate(first_records) if index not in header.skipped)
     # A later row with several of these names is an error: a second header.
     names = known if settings.header is None else ()
     rows = _name_cells(chain(below, records), file, header, names, skipped)
@@ -102,8 +102,8 @@ def _open_delimited(
 
 def _describe_titles(records: Sequence[tuple[int, list[str]]], header: Header) -> Iterator[str]:
     """A phrase for each title above the header."""
-    for place in sorted(header.skipped)[:-1]:
-        line, cells = records[place]
+    for index in sorted(header.skipped)[:-1]:
+        line, cells = records[index]
         if cells != [""]:
             yield f"line {line} skipped: {' '.join(cells).strip()!r:.60}"
 
