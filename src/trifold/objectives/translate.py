@@ -170,7 +170,9 @@ class SourceTargetBatch(Batch):
 
 
 class Translate(Objective):
-    """Translation. start_id: the first token that the decoder reads; <s> by default."""
+    """Translation. source, target: the tokenizers of the sides, which may be the same.
+    start_id: the first token that the decoder reads; <s> by default.
+    """
 
     row_name = "pairs"
     read_name = "target tokens"

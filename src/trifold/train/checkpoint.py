@@ -67,7 +67,7 @@ class TrainingProgress:
     """The position of a run, as saved in checkpoints. It is equal on all ranks, except for `lines`.
 
     validated: the step of the last validation. lines: of metrics.jsonl. rejected: the number of
-    updates that were skipped. losses: the recent losses that detect a spike. scores: those of the
+    rejected updates. losses: the recent losses that detect a spike. scores: those of the
     best validation. loss_sum, loss_count: the losses of the updates since the last logged step.
     """
 

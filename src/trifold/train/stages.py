@@ -31,7 +31,7 @@ def pretrain(
     stage = recipe.pretrain or {}
     kind = recipe.task.kind
     task: dict[str, str] = {}
-    if "kind" not in stage.get("task", {}):
+    if "kind" not in stage.get("task", {}):  # by default, the texts of the task are masked
         if kind not in ("classify", "tag", "answer"):
             raise SettingsError(f"pretrain: requires task.kind classify, tag or answer, not {kind}")
         task = {"kind": "masked", "texts_of": kind}
