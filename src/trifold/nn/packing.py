@@ -132,8 +132,8 @@ def round_up(tokens: int) -> int:
 class _Gather(torch.autograd.Function):
     """x[index]. `inverse` inverts `index`, so the gradient is a look-up too, not a scattered sum.
 
-    Cells after the end of a row take the gradient of the last padding token, which is 0; padding
-    takes none.
+    `flat`: cells after the end of a row take the gradient of the last padding token, which is 0.
+    `grid`: the tokens from `real` on are padding and take none.
     """
 
     @staticmethod
