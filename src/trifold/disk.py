@@ -1,5 +1,5 @@
 """All durable writes: files are flushed to disk before their names become visible. And the digest
-of a file that was written.
+of a file.
 
 Every byte, flush and rename of a run passes through these functions. Callers write `disk.flush`,
 never `from trifold.disk import flush`, so that tests can replace them to simulate a power cut, or a
@@ -71,7 +71,9 @@ def sha256_of_file(path: Path) -> str:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Temporary files in a folder left by processes that were killed while they replaced a file."""
+    """Temporary files in a folder left by processes that were killed while they replaced a file;
+    see `replace_bytes` for their names.
+    """
     return [path for path in folder.glob(".*.tmp") if path.name.split(".")[-2].isdigit()]
 
 
@@ -85,11 +87,11 @@ def exclusive(path: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    whole = path.resolve()  # "." has no name
-    if not whole.parent.is_dir():  # which the lock would create
+    absolute = path.resolve()  # "." has no name
+    if not absolute.parent.is_dir():  # the lock would create it
         reason = os.strerror(errno.ENOENT)
         raise UsageError(f"{path}: cannot be written ({reason}); choose another folder")
-    lock = FileLock(whole.with_name(f".{whole.name}.lock"))
+    lock = FileLock(absolute.with_name(f".{absolute.name}.lock"))
     with suppress(NotImplementedError):
         try:
             lock.acquire(timeout=0)
@@ -102,9 +104,10 @@ def exclusive(path: Path) -> Iterator[None]:
                 f"{path}: cannot be written ({error.strerror}); choose another folder"
             ) from None
     try:
-        for leftover in leftovers(whole.parent):
-            # Of the file itself, or of the record of its part.
-            if leftover.name.rsplit(".", 2)[0] in (f".{whole.name}", f".{whole.name}.part.json"):
+        # `trifold predict` keeps NAME.part.json beside an output that is not complete.
+        replaced = (f".{absolute.name}", f".{absolute.name}.part.json")
+        for leftover in leftovers(absolute.parent):
+            if leftover.name.rsplit(".", 2)[0] in replaced:
                 remove(leftover)
         yield
     finally:

@@ -10,9 +10,9 @@ from textwrap import wrap
 
 MAX_LINE, MAX_LINES = 2_000, 20  # characters of a line and lines of a message
 COLUMNS = 80  # of lines for files and pipes
-# Control characters except tab and line feed; line separators, marks of direction, invisible marks;
-# lone surrogates.
+# Line separators, marks of direction, and marks that are not visible.
 _INVISIBLE = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f"
+# With control characters except tab and line feed, and lone surrogates.
 UNPRINTABLE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_INVISIBLE}\ud800-\udfff]")
 
 
@@ -45,12 +45,13 @@ def wrapped(text: str, columns: int | None = None) -> str:
     lines = []
     size = columns or COLUMNS
     for line in printable(text).split("\n"):
+        # Spaces at which a line may not be broken are "\0" until the end.
         line = re.sub(
             "^(?:error|warning): |`[^`]*`", lambda found: found[0].replace(" ", "\0"), line
         )
-        rest = " " * (len(line) - len(line.lstrip()) + 4)
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
         parts = wrap(
-            line, size, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+            line, size, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
         lines += parts or [""]
     return "\n".join(lines).replace("\0", " ")
@@ -109,6 +110,7 @@ def check_utf8(text: str, name: str) -> None:
     """Raise UsageError if the text, which `name` describes, contains bytes or characters that are
     not UTF-8.
     """
+    # Python decodes such bytes of the command line as lone surrogates.
     if found := re.search("[\ud800-\udfff]", text):
         raise UsageError(
             f"{name}: character {found.start() + 1} is not valid UTF-8; correct or remove it"

@@ -29,7 +29,7 @@ Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-DEFAULT_MAX_NEW_TOKENS = 50  # an encoder-decoder gets as many tokens as its source has in addition
+DEFAULT_MAX_NEW_TOKENS = 50  # plus the tokens of the source, for an encoder-decoder
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
 BEAMS = (
     *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "renormalize_logits"),
@@ -375,14 +375,15 @@ def _forbidden_phrase_conflicts(config: GenerationConfig) -> Iterator[str]:
     forbidden = {tuple(phrase) for phrase in config.bad_words_ids or ()}
     for required in config.force_words_ids or ():
         alternatives: list[Any] = required if isinstance(required[0], list) else [required]
-        parts = [
+        forbidden_parts = [
             next((part for part in forbidden if _contains(phrase, part)), None)
             for phrase in alternatives
         ]
-        if parts[0] is not None and all(parts):
+        first = forbidden_parts[0]
+        if first is not None and all(forbidden_parts):
             yield (
                 f"{alternatives[0]} is in force_words_ids, but bad_words_ids forbids "
-                f"{list(parts[0])}: remove one of them"
+                f"{list(first)}: remove one of them"
             )
 
 

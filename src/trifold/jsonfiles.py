@@ -122,6 +122,7 @@ def parse_json(content: bytes, place: str, *, largest: int = MAX_INTEGER) -> dic
     limit = "2^53" if largest == MAX_INTEGER else f"{largest:.0e}"
 
     def parse_int(text: str) -> int:
+        # Python refuses to parse integers of thousands of digits.
         if len(text) > 40 or abs(int(text)) > largest:
             raise ValueError(f"{text[:20]} is beyond the largest integer read, {limit}")
         return int(text)

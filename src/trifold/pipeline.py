@@ -106,11 +106,11 @@ class Pipeline(PredictMixin):
         """
         if is_frame(texts):
             task = choose_task(self.config, task)
-            columns_of = "images" if self.config.n_patches else task
-            texts, second_texts = _read_inputs(texts, columns_of)
+            layout = "images" if self.config.n_patches else task  # see `find_layouts`
+            texts, second_texts = _read_inputs(texts, layout)
             if pairs is None:
                 pairs = second_texts
-        if "corpus" in options:  # of a search
+        if "corpus" in options:  # the texts that a search reads
             options["corpus"] = _sources(options["corpus"])
         return super().predict(plain_column(texts), plain_column(pairs), task=task, **options)
 
@@ -201,7 +201,7 @@ class Pipeline(PredictMixin):
         self,
         tokens: TokensOrText,
         attend: Tensor | None,
-        other: Tensor | None,
+        decoder_tokens: Tensor | None,
         segments: Tensor | None,
     ) -> Iterator[tuple[Inputs, Inputs | None]]:
         """The inputs of the encoder and the decoder; a ValueError of the model becomes a
@@ -209,8 +209,8 @@ class Pipeline(PredictMixin):
         """
         first = self._first_inputs(tokens, attend, segments)
         second = None
-        if other is not None:
-            second = self._decoder_inputs(other, len(first.tokens))
+        if decoder_tokens is not None:
+            second = self._decoder_inputs(decoder_tokens, len(first.tokens))
         try:
             yield first, second
         except ValueError as error:
@@ -238,7 +238,7 @@ class Pipeline(PredictMixin):
         """
         config = self.config
         tokens = _ids("tokens", values, config.vocab_size)
-        if segments is not None:
+        if segments is not None:  # without a table of token types, any number
             segments = _ids(
                 "segments", segments, config.n_token_types or 2**31, "model has {:,} token types"
             )
@@ -311,8 +311,8 @@ class Pipeline(PredictMixin):
 
         first: number of texts[0] in the whole input, so that sampling part by part draws the same
             as a single call.
-        on_done: called with the number of texts that were finished. max_source: tokens to which
-        texts are truncated.
+        on_done: called with the number of texts that were finished.
+        max_source: tokens to which texts are truncated.
         """
         draft, config = self._options(**arguments)
         texts = _sources(texts)
@@ -333,6 +333,7 @@ class Pipeline(PredictMixin):
         several outputs and for beam search, whose output is only known at the end.
         """
         draft, config = self._options(**arguments)
+        # The search reports such arguments itself; a stored setting needs another remedy.
         for name in ("num_beams", "num_return_sequences"):
             if name not in arguments and (value := getattr(config, name)) > 1:
                 raise UsageError(
@@ -435,11 +436,11 @@ class Pipeline(PredictMixin):
             write_modules(path, self.modules, self.config.d_model, self.config.max_positions)
         if self.tokenizer is None:
             return
-        # Sources end with </s>; a post-processor of its own stays.
-        ends = (
+        # A source ends with </s>, unless a post-processor of the tokenizer adds its special tokens.
+        append_eos = (
             self.config.shape == "encoder-decoder" and self.tokenizer.library.post_processor is None
         )
-        self.tokenizer.save(path, append_eos=ends)
+        self.tokenizer.save(path, append_eos=append_eos)
         if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save(path, TARGET_TOKENIZER_FILE)
 
@@ -459,7 +460,8 @@ class Pipeline(PredictMixin):
             raise UsageError(
                 f"this model has no language-model head (its heads: {heads}); use `trifold predict`"
             )
-        return None if draft is None else draft.model, options
+        draft_model = None if draft is None else draft.model
+        return draft_model, options
 
 
 def reading_options(config: GenerationConfig) -> dict[str, Any]:
@@ -468,7 +470,7 @@ def reading_options(config: GenerationConfig) -> dict[str, Any]:
 
 
 def _sources(texts: Any) -> Any:
-    """The texts, which may be a column of a table."""
+    """The texts; of a table, those in the column that generation reads."""
     if is_frame(texts):
         return _read_inputs(texts, "generate")[0]
     return plain_column(texts)
@@ -491,7 +493,7 @@ def _tensor(name: str, values: Any, expected: str) -> Tensor:
 
 
 def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} tokens") -> Tensor:
-    """values (B, T) as integers below `count`; `limit` describes it."""
+    """values (B, T) as integers below `count`; `limit` states that number in an error."""
     tokens = _tensor(name, values, "ids of shape (B, T)")
     if (
         tokens.dim() != 2

@@ -139,11 +139,14 @@ def choose_answers(
     cls_id: int | None,
     options: Options,
 ) -> list[Answer]:
-    """The best answers in all windows of a context, best first. logits: (T, 2) or longer, next for
-    each window.
+    """The best answers in all windows of a context, best first.
+
+    parts: the windows. logits: yields those of each window in turn, (T, 2) or longer, and may
+    continue with the next context.
     """
     spans: list[Answer] = []
     no_answer = 1.0
+    # `parts` comes first: `zip` stops at its end before it takes logits of the next context.
     for part, logits_of_part in zip(parts, logits, strict=False):
         spans_of_part, no_answer_in_part = _spans(
             part, logits_of_part[: len(part.ids)], context, cls_id, options

@@ -60,7 +60,7 @@ def classify(
 
 def check_threshold(threshold: Threshold, labels: Sequence[str]) -> None:
     """Raises UsageError for a label that is none of these, and a number that is no probability."""
-    if not isinstance(threshold, Mapping):
+    if not isinstance(threshold, Mapping):  # one label suffices to check the number
         threshold = dict.fromkeys(labels[:1], threshold)
     for label, value in threshold.items():
         if label not in labels:
@@ -83,6 +83,7 @@ def apply_threshold(
         return [label for label in labels if label.score >= threshold]
     if several:
         return [label for label in labels if label.score >= threshold.get(label.label, 0.5)]
+    # A label without a number is never reached: no probability is 2.
     reached = [label for label in labels if label.score >= threshold.get(label.label, 2.0)]
     without_number = [label for label in labels if label.label not in threshold]
     return reached + without_number

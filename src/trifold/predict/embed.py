@@ -71,8 +71,8 @@ def embed(
 
     pooling: the mean of the states of all tokens, including special ones (Reimers & Gurevych 2019),
     the first state (cls), the last state, the maximum, or the output of the pooler. dense: layers
-    that the vector passes then. prompt: put before each text. Raises UsageError if the model has no
-    pooler.
+    that are applied to the pooled vector. prompt: put before each text. Raises UsageError if the
+    model has no pooler.
     """
     model = reader.model
     if pooling not in (*POOLINGS, "pooler"):

@@ -77,7 +77,9 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
         hidden = reader.model(inputs)
         return [states[is_mask] for states, is_mask in zip(hidden, masks, strict=True)]
     counts = masks.sum(1).tolist()
+    # Each row's masks first; then any others, up to the largest number of masks.
     positions = masks.long().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
+    # In the order of factorization, all other tokens precede the masks.
     states = embeddings.query_states(reader.model, replace(inputs, order=masks.long()), positions)
     return [row[:count] for row, count in zip(states, counts, strict=True)]
 

@@ -61,18 +61,20 @@ def pad_rows(rows: Ragged, chosen: NDArray[np.int64], pad: int) -> Inputs:
 
 
 def search_tokens(config: GenerationConfig, model: ModelConfig, longest: int) -> int:
-    """Cached tokens of a row of `longest` tokens during the search, over all of its hypotheses.
+    """The number of tokens that a search caches for a row of `longest` tokens, over all of its
+    hypotheses.
 
     A decoder caches its prompt and its output. An encoder-decoder caches its source once; the
     output is usually of similar length, so the source counts for both.
     """
-    rows = max(
-        config.num_beams, config.num_return_sequences, (config.penalty_alpha and config.top_k) or 1
-    )
+    candidates = 1
+    if config.penalty_alpha and config.top_k:  # contrastive search runs its candidates together
+        candidates = config.top_k
+    hypotheses = max(config.num_beams, config.num_return_sequences, candidates)
     if model.encoder_layers:
-        return longest * rows
+        return longest * hypotheses
     most = config.max_length or longest + (config.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
-    return max(longest, min(most, model.max_positions)) * rows
+    return max(longest, min(most, model.max_positions)) * hypotheses
 
 
 def batches_by_length(

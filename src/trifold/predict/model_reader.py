@@ -196,7 +196,7 @@ class ModelReader:
         size = settings.fixed_size
         edge = settings.shortest_edge
         if size is None and edge is not None and edge > max(expected):
-            size = (edge, edge)  # or larger; rejected before it is allocated
+            size = (edge, edge)  # at least; rejected before it is allocated
         if size not in (None, expected):
             key = "size" if settings.crop is None else "crop_size"
             raise CheckpointError(

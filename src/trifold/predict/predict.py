@@ -33,8 +33,8 @@ class Task(NamedTuple):
     @property
     def options(self) -> tuple[str, ...]:
         """The names of its options."""
-        reader_and_texts = 2 if self.pairs == "never" else 3
-        return tuple(inspect.signature(self.run).parameters)[reader_and_texts:]
+        n_others = 2 if self.pairs == "never" else 3  # reader, texts; reader, texts, pairs
+        return tuple(inspect.signature(self.run).parameters)[n_others:]
 
 
 TASKS: dict[str, Task] = {
@@ -158,7 +158,8 @@ class PredictMixin:
         _check_options(name, options)
         reader_options.setdefault("parse_special", chosen.parse_special)
         reader = ModelReader(self.model, self.tokenizer, self.pictures, **reader_options)
-        predictions = chosen.run(reader, inputs, *_pairs(name, inputs, pairs), **options)
+        second_texts = _second_texts(name, inputs, pairs)
+        predictions = chosen.run(reader, inputs, *second_texts, **options)
         return predictions[0] if single else predictions
 
     def fill_mask(self, texts: str | Sequence[str], **options: Any) -> Any:
@@ -295,8 +296,10 @@ def _first_prompt(prompts: Mapping[str, str], *names: str | None) -> str:
     return ""
 
 
-def _pairs(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
-    """The second texts as a list of zero or one argument."""
+def _second_texts(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
+    """The argument of second texts in a list, which is empty without them. Raises UsageError if the
+    task needs them, or reads none, and for another number of them than of texts.
+    """
     needed = TASKS[name].pairs
     if pairs is None:
         if needed == "must":

@@ -341,7 +341,10 @@ OPERATIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 
 
 def edited(edit: Edit, value: Any, before: Function, x: Tensor) -> Tensor:
-    """before(x) with the chosen heads and positions changed; scores of -inf stay."""
+    """before(x) with the chosen heads and positions changed; scores of -inf stay.
+
+    x: (H, T, …) of heads, or (T, …).
+    """
     x = before(x)
     name = edit["name"]
     new = OPERATIONS[edit["op"]](x, value)
