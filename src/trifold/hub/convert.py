@@ -136,15 +136,16 @@ def convert(
         _copy_files(old, folder, tokenizer or folder_with("tokenizer_config.json", old))
         if (modules := read_modules(old)) is not None:
             write_modules(folder, modules, config.d_model, config.max_positions)
-        kept = dtype or _most_common(shapes)
+        written = dtype or _most_common(shapes)
         generation = read_generation_settings(folder_with(GENERATION, old), config, values)
-        write_settings(folder, target, config, generation, kept, _describe(values, source, target))
+        described = _describe(values, source, target)
+        write_settings(folder, target, config, generation, written, described)
         lost = [name for name in theirs if name not in shapes and rules.ignored(table, name)]
         files = sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
         )
     return Converted(
-        source.model_type, target.model_type, len(shapes), total, dtype_name(kept), files, lost
+        source.model_type, target.model_type, len(shapes), total, dtype_name(written), files, lost
     )
 
 

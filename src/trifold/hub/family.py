@@ -37,7 +37,7 @@ HARMLESS = """
     task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
     transformers.js_config transformers_version use_bfloat16 use_cache use_return_dict
 """.split()
-# Tokens; the default of our key max_positions where positions have no limit, which only rejects
+# Tokens: the default of max_positions in families whose positions have no limit. It only rejects
 # implausible texts.
 MAX_POSITIONS = 2**15
 LABELED: frozenset[Head] = frozenset({"sequence", "token"})  # heads with classes
@@ -191,10 +191,11 @@ class Family:
             return None
         # All end ids beyond the vocabulary mean the same: no end token.
         before, after = (
-            with_defaults(side, eos_id=min(side.eos_id, side.output_vocab_size))
-            for side in (config, reread)
+            with_defaults(each, eos_id=min(each.eos_id, each.output_vocab_size))
+            for each in (config, reread)
         )
         changed = [name for name, value in after if value != getattr(before, name)]
+        # A field with the same value in both, such as None, follows another one.
         explicit = [name for name in changed if getattr(reread, name) != getattr(config, name)]
         return {name: getattr(reread, name) for name in explicit or changed}
 
@@ -226,11 +227,11 @@ def _scale_of_scores(config: ModelConfig) -> float:
 
 
 def _of_both(value: Callable[[ModelConfig], Any]) -> Callable[[ModelConfig], Any]:
-    """That value of a stack; None if those of the stacks differ: no value stands for both."""
+    """A function that returns the value that all stacks of a config have; None if they differ."""
 
     def shared(config: ModelConfig) -> Any:
         first, *others = map(value, config.stacks.values())
-        if others in ([], [first]):
+        if all(other == first for other in others):
             return first
         return None
 

@@ -42,11 +42,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises CheckpointError if `path` exists and is not an empty folder, or if writing fails; then
     nothing is left. Raises UsageError if another process writes it.
     """
-    whole = path.resolve()  # "." has no name to derive another one from
-    temporary = whole.with_name(f".{whole.name}.{os.getpid()}.tmp")
+    absolute = path.resolve()  # "." has no name to derive another one from
+    temporary = absolute.with_name(f".{absolute.name}.{os.getpid()}.tmp")
     try:
         _check_free(path)
-        whole.parent.mkdir(parents=True, exist_ok=True)
+        absolute.parent.mkdir(parents=True, exist_ok=True)
         with disk.exclusive(path):
             temporary.mkdir()
             yield temporary
@@ -59,8 +59,8 @@ def new_folder(path: Path) -> Iterator[Path]:
             _check_free(path)
             if path.is_dir():
                 path.rmdir()  # some systems do not replace even an empty folder
-            disk.rename(temporary, whole)
-        disk.flush_folder(whole.parent)
+            disk.rename(temporary, absolute)
+        disk.flush_folder(absolute.parent)
     except CheckpointError as error:  # may name a file in the temporary folder
         raise CheckpointError(str(error).replace(str(temporary), str(path))) from None
     except OSError as error:

@@ -105,7 +105,7 @@ def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
     changes_for = {
         name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE
     }
-    if {} in changes_for.values():
+    if {} in changes_for.values():  # a family that needs no change; None: it cannot be changed to
         return ""
     note = "transformers cannot load this model, which fits none of its families"
     possible = {
@@ -196,7 +196,9 @@ def read_settings(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor] | 
 
 
 def folder_with(file: str, folder: Path) -> Path:
-    """The folder, or that of the base of an adapter that does not have this file."""
+    """The folder that has the file: this one, or that of its base if it is an adapter without the
+    file.
+    """
     if (folder / file).is_file() or not (folder / ADAPTER).is_file():
         return folder
     return read_adapter_config(folder)[1]

@@ -101,7 +101,7 @@ def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[st
         given[FORBIDDEN] = [[config.pad_id]]
     elif given.get(FORBIDDEN) == []:
         del given[FORBIDDEN]
-    ids = {theirs: getattr(config, ours) for theirs, ours in IDS.items()} | {END: config.eos_id}
+    ids = {key: getattr(config, field) for key, field in IDS.items()} | {END: config.eos_id}
     if config.eos_id >= config.output_vocab_size:  # there is no end token
         ids[END] = None
     if config.shape != "encoder-decoder":
@@ -122,7 +122,7 @@ def read_generation(
         _check(config, key, value, place, bool(given.get("do_sample")))
     ours = {key: given[key] for key in SHARED if key in given and _has_effect(key, given[key])}
     for length, new in LENGTHS.items():
-        if new in theirs:  # takes precedence, as in `transformers`
+        if new in theirs:  # takes precedence, as in `transformers`, even if it is null
             ours.pop(length, None)
     _drop_tokens_of_config(ours, config)
     if isinstance(ours.get("stop_strings"), str):
@@ -140,7 +140,9 @@ def read_generation(
 
 
 def _has_effect(key: str, value: object) -> bool:
-    """Whether a value differs from the one without effect; true equals the number 1."""
+    """Whether a value differs from the one without effect. True, which equals the number 1, is kept
+    for the check of types.
+    """
     return value is True or value != OFF.get(key)
 
 

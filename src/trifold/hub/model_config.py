@@ -81,7 +81,8 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
         widest = max(
             side.d_ff, side.vocab_size, side.output_vocab_size, side.n_heads * side.head_width
         )
-        if widest * (width := max(side.d_model, config.d_model)) > 2**48:
+        width = max(side.d_model, config.d_model)
+        if widest * width > 2**48:
             raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")
 
 

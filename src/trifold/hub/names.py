@@ -62,7 +62,8 @@ def _model_in(folder: Path, name: str) -> Path:
 
 def hub_id(folder: Path) -> tuple[str, str] | None:
     """The hub id and the commit of a folder in the cache of the hub; None for another folder."""
-    *_, repository, snapshots, commit = ("", "", "", *folder.absolute().parts)
+    parts = ("", "", "", *folder.absolute().parts)  # at least three
+    *_, repository, snapshots, commit = parts
     if snapshots != "snapshots" or not repository.startswith("models--"):
         return None
     return repository.removeprefix("models--").replace("--", "/"), commit
@@ -76,7 +77,7 @@ def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
     hint = similar(folder.name, [*beside, *others])
     if folder.parent != Path():
         return hint.replace("mean '", f"mean '{folder.parent.as_posix()}/")
-    return hint or similar_folder(Path("runs", folder))
+    return hint or similar_folder(Path("runs", folder))  # where runs are by default
 
 
 def no_run_error(folder: Path) -> UsageError:
@@ -107,6 +108,7 @@ def _download(name: str, files: list[str], revision: str | None = None) -> Path:
     )
 
     missing = f"{name}: no such folder here, and"
+    # Folders in the repository are left out, except numbered ones, such as 2_Dense.
     try:
         return Path(
             snapshot_download(

@@ -6,7 +6,6 @@ a parameter that replaces that of the base, such as a new head.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +25,12 @@ from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig
 from trifold.nn.lora import LoRASettings
 
+# Ours -> theirs.
 PARTS = {
     "A": "lora_A.weight",
     "B": "lora_B.weight",
     "magnitude": "lora_magnitude_vector",
-}  # ours -> theirs
+}
 
 
 def adapter_tensors(
@@ -101,14 +101,19 @@ def _whole_modules(
 
 
 def save_adapter(
-    folder: Path, base: str, config: ModelConfig, settings: LoRASettings, *given: Any
+    folder: Path,
+    base: str,
+    config: ModelConfig,
+    settings: LoRASettings,
+    weights: Mapping[str, Tensor],
+    trained: Collection[str],
 ) -> None:
-    """Write an adapter, and the config of the whole model. given: the last arguments of
+    """Write an adapter, and the config of the whole model. weights, trained: see
     `adapter_tensors`.
     """
     home = resolve(base)
     family = _family(home)
-    tensors = adapter_tensors(home, config, *given)
+    tensors = adapter_tensors(home, config, weights, trained)
     name, revision = hub_id(home) or (_folder_or_id(base, home), None)
     names = [name.removeprefix(PREFIX) for name in tensors]
     parameter_rules = [

@@ -19,9 +19,8 @@ from trifold.settings import Settings
 
 TENSORS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-WHOLE = (
-    "model_config.json"  # with config.json, transformers takes the folder for that of a whole model
-)
+# Not config.json, with which transformers takes the folder for that of a whole model.
+WHOLE = "model_config.json"
 # Keys without effect on a trained adapter. Others that are not known must be empty.
 IGNORED = "auto_mapping megatron_core peft_version qalora_group_size".split()
 # Initializations that leave the base as it is.
@@ -168,8 +167,8 @@ def _is_named(module: str, names: Names) -> bool:
 
 @lru_cache(maxsize=4096)
 def _match(form: str, pattern: str, module: str) -> str | None:
-    """The number in the beginning of a name that the form with this pattern matches, or an empty
-    text if the form has none; None if it does not match.
+    """Match the beginning of a name with `form`, a regular expression in which PATTERN stands for
+    the pattern. Returns its group `number`, empty if it has no such group; None without a match.
 
     A pattern may take longer than any time limit, so all but plain ones are matched in a sandbox
     process. Raises CheckpointError if one takes too long, and for an invalid one.

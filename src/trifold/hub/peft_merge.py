@@ -72,7 +72,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """
     keys, base = read_adapter_config(folder)
     file = TensorFile(folder / TENSORS)
-    changes = _changes(file)
+    changes = _read_changes(file)
     weights = read_weights(base)
     values, place = _settings(folder, base, keys, file, changes.whole)
     family, config = parse_config(values, place)
@@ -157,7 +157,7 @@ def _table_sizes(
     return sizes
 
 
-def _changes(file: Mapping[str, Tensor]) -> Changes:
+def _read_changes(file: Mapping[str, Tensor]) -> Changes:
     """What the tensors of a file change, under the names of the file."""
     changes = Changes({}, {}, {})
     for name in file:
@@ -192,6 +192,10 @@ def _settings(
 def _with_current_names(
     changes: Changes, table: Sequence[rules.AnyRule], known: Collection[str]
 ) -> Changes:
+    """The changes under the names that the model has now. A file may have a tensor under the names
+    of several versions, as `peft.adapter_tensors` writes it; one of them is kept.
+    """
+    # New name -> old name.
     whole, parts = (
         rules.current_names(table, old, known) for old in (changes.whole, changes.parts)
     )
@@ -199,11 +203,12 @@ def _with_current_names(
     return Changes(
         {name: changes.whole[old] for name, old in whole.items() if name not in repeated},
         {name: changes.parts[old] for name, old in parts.items() if name not in repeated},
-        whole | parts,
+        theirs=whole | parts,
     )
 
 
 def _check_modules(folder: Path, base: Path, changes: Changes, known: Collection[str]) -> None:
+    """Raise CheckpointError for parts of modules that the base does not have."""
     if unknown := sorted(
         f"{name.removesuffix('.weight')!r}" for name in changes.parts if name not in known
     ):
@@ -272,7 +277,7 @@ class Adapter:
             name
             for name, reader in pairs.items()
             if name.endswith(".weight")
-            and any(map(self._changes, (name, reader)))
+            and any(map(self._is_changed, (name, reader)))
             and not torch.equal(self.value(name), self.value(reader))
         }
 
@@ -293,11 +298,12 @@ class Adapter:
         copy, except for the output layer's weight.
         """
         copies = [copy for copy, of in self.tied.items() if of == name and copy not in self.heads]
-        if copies and any(map(self._changes, self._group(name))):
+        if copies and any(map(self._is_changed, self._group(name))):
             return copies[0]
         return name
 
-    def _changes(self, name: str) -> bool:
+    def _is_changed(self, name: str) -> bool:
+        """Whether the file has this tensor, or parts for it."""
         return name in self.changes.whole or name in self.changes.parts
 
     # --- merging ----------------------------------------------------------------------------------
@@ -335,6 +341,9 @@ class Adapter:
         return self.base[next(member for member in reversed(group) if member in self.base)]
 
     def _is_own(self, name: str) -> bool:
+        """Whether a tensor is in a module that the adapter has a copy of; never if the config
+        states that it is tied.
+        """
         stated = self.states_tying and len(self._group(name)) > 1
         return self.keys.replaces(self.changes.theirs.get(name, name)) and not stated
 

@@ -1,8 +1,8 @@
 """Models by name, in their published sizes: `trifold show gpt2`.
 
-Each line of presets.txt is the content of a config.json that its family reads; nothing is allocated
-or downloaded. The number of parameters is the one its authors announced, which is not always the
-number it has.
+A model in presets.txt, which describes its own format, is the content of a config.json that its
+family reads; nothing is allocated or downloaded. The number of parameters is the one its authors
+announced, which is not always the number it has.
 """
 
 import json
@@ -84,6 +84,7 @@ ALIASES = {
 
 
 def _read(table: str) -> Iterator[tuple[str, Preset]]:
+    """The name of each model of presets.txt, and the model."""
     for group in table.replace("\\\n", "").strip().split("\n\n")[1:]:
         _, header, *rows = group.splitlines()
         model_type, architecture, *keys = header.split()

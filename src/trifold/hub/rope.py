@@ -66,10 +66,13 @@ def rope(
 ) -> Entry:
     """The keys of rotary positions. The rows of sizes must be read before them.
 
-    part, theta: a family's own keys of the rotated share of a head, and of the base; share, base:
-    their defaults. Families without `part` rotate whole heads. scaling: `rope_parameters` of files
-    without it. original: the default of `original_max_position_embeddings` where the family always
-    has this key. kinds: of scaling, that the family has.
+    part: a family's own key of the share of a head that is rotated; families without it rotate
+        whole heads. share: its default.
+    theta: a family's own key of the base of the frequencies. base: its default.
+    scaling: `rope_parameters` of files without it.
+    original: the default of `original_max_position_embeddings` where the family always has this
+        key.
+    kinds: the kinds of scaling that the family has.
     """
     keys: Keys = {
         "rope_parameters": (RopeKeys | None, None),
@@ -168,10 +171,10 @@ def layered_rope(
         keys |= {local_theta: (POSITIVE | None, None)}
 
     def load(file: Any, fields: Fields) -> Fields:
-        near, whole, place = _keys_by_layer(file)
-        scaling = _scaling(whole, fields["max_positions"], place)
-        global_base = float(whole.rope_theta or getattr(file, theta) or base)
-        local_base = float(near.rope_theta or getattr(file, local_theta, None) or local)
+        local_keys, global_keys, place = _keys_by_layer(file)
+        scaling = _scaling(global_keys, fields["max_positions"], place)
+        global_base = float(global_keys.rope_theta or getattr(file, theta) or base)
+        local_base = float(local_keys.rope_theta or getattr(file, local_theta, None) or local)
         one_rotation = local_base == global_base and scaling is None
         return {
             "positions": "rotary",
@@ -181,12 +184,13 @@ def layered_rope(
         }
 
     def save(config: ModelConfig) -> Fields:
-        whole = {"rope_type": "default", "rope_theta": config.rotary_theta} | _scaling_keys(config)
-        near = {
+        global_keys = {"rope_type": "default", "rope_theta": config.rotary_theta}
+        global_keys |= _scaling_keys(config)
+        local_keys = {
             "rope_type": "default",
             "rope_theta": config.rotary_local_theta or config.rotary_theta,
         }
-        return {"rope_parameters": {"full_attention": whole, "sliding_attention": near}}
+        return {"rope_parameters": {"full_attention": global_keys, "sliding_attention": local_keys}}
 
     return Entry(keys, load, save)
 
@@ -203,22 +207,22 @@ def _keys_by_layer(file: Any) -> tuple[RopeKeys, RopeKeys, str]:
         raise SettingsError(
             f"rope_parameters: needs {' and '.join(LAYER_TYPES)}; move {min(outside)} into them"
         )
-    near, whole = (
+    local_keys, global_keys = (
         RopeKeys.parse(given.get(kind) or {}, f"rope_parameters.{kind}") for kind in LAYER_TYPES
     )
     if scaling.type and not scaling.rope_type:  # `transformers` would not scale
         raise SettingsError(
             f"rope_scaling.type: {scaling.type!r} is not read by this family; name it rope_type"
         )
-    if (kind := near.rope_type or near.type) not in (None, "default"):
+    if (kind := local_keys.rope_type or local_keys.type) not in (None, "default"):
         raise SettingsError(
             f"rope_parameters.sliding_attention.rope_type: {kind!r} is not supported; "
             "layers with a window are not scaled"
         )
     if not scaling.model_fields_set:
-        return near, whole, "rope_parameters.full_attention"
-    whole = whole.model_copy(update=scaling.model_dump(exclude_unset=True))
-    return near, whole, "rope_scaling"
+        return local_keys, global_keys, "rope_parameters.full_attention"
+    global_keys = global_keys.model_copy(update=scaling.model_dump(exclude_unset=True))
+    return local_keys, global_keys, "rope_scaling"
 
 
 # Their types of layers -> ours; those with a window come first.
@@ -313,8 +317,9 @@ def window_fields(layers: list[str], window: int | None) -> Fields:
 
 
 def repeated(layers: list[Any]) -> tuple[Any, ...]:
-    """The shortest beginning that gives all layers when it is repeated."""
-    return tuple(layers[: next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])])
+    """The shortest beginning that gives all layers when it is repeated, at last in part."""
+    period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
+    return tuple(layers[:period])
 
 
 def _scaling(

@@ -138,8 +138,8 @@ def resized(**values: Any) -> Fields:
 
 
 def repeats(key: str, other: str, default: int | None = None, times: str = "") -> Entry:
-    """A key that, `times` a third one, repeats the number of another one, or is null: any other
-    value is an error. It is not written.
+    """A key that must be null or have the value of the key `other`, after a multiplication by that
+    of the key `times`, if one is named. It is not written.
     """
 
     def check(file: Any, fields: Fields) -> Fields:
@@ -161,13 +161,13 @@ def nested(field: str, switch: str = "", **values: Any) -> Entry:
     switch: the part may be missing; this one of the keys is positive where it exists.
     """
     part: type[Settings] = type_of(field)
-    names = {inner: value for inner, value in values.items() if isinstance(value, tuple)}
-    constants = {inner: value for inner, value in values.items() if inner not in names}
+    keyed = {inner: value for inner, value in values.items() if isinstance(value, tuple)}
+    constants = {inner: value for inner, value in values.items() if inner not in keyed}
 
     def read(file: Any, fields: Fields) -> Fields:
         if switch and getattr(file, switch) <= 0:
             return {}
-        return {field: {inner: getattr(file, key) for inner, (key, _) in names.items()} | constants}
+        return {field: {inner: getattr(file, key) for inner, (key, _) in keyed.items()} | constants}
 
     def write(config: ModelConfig) -> Fields:
         group = group_of(config, field)
@@ -175,15 +175,16 @@ def nested(field: str, switch: str = "", **values: Any) -> Entry:
             raise SettingsError(f"{field}: missing in the config, and this family requires it")
         if group is None:
             return {}
-        return {key: getattr(group, inner) for inner, (key, _) in names.items()}
+        return {key: getattr(group, inner) for inner, (key, _) in keyed.items()}
 
-    kinds: dict[str, Any] = dict.fromkeys(names, Any)
+    kinds: dict[str, Any] = dict.fromkeys(keyed, Any)
     if hasattr(part, "model_fields"):  # the package has the variant
-        infos = {inner: part.model_fields[inner] for inner in names}
+        infos = {inner: part.model_fields[inner] for inner in keyed}
         kinds |= {inner: _bounded(info.annotation, info.metadata) for inner, info in infos.items()}
-    kinds |= {inner: int for inner, (key, _) in names.items() if key == switch}
+    # Without bounds: where the part is missing, its switch is not positive.
+    kinds |= {inner: int for inner, (key, _) in keyed.items() if key == switch}
     return Entry(
-        {key: (kinds[inner], default) for inner, (key, default) in names.items()}, read, write
+        {key: (kinds[inner], default) for inner, (key, default) in keyed.items()}, read, write
     )
 
 
@@ -246,7 +247,7 @@ def up_to(largest: int) -> Any:
 
 
 def same(name: str) -> Callable[[Fields], Any]:
-    """A function that returns the value of another field."""
+    """A function of the fields read so far that returns one of them."""
     return lambda fields: fields[name]
 
 

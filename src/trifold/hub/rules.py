@@ -2,8 +2,10 @@
 
 A family's table maps our parameters to their tensors:
 
-    ParameterRule("encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight",
-    "model.encoder.layers.{i}.fc1.weight")
+    ParameterRule(
+        "encoder.blocks.{i}.feed_forward.sublayer.in_proj.weight",
+        "model.encoder.layers.{i}.fc1.weight",
+    )
 
 A placeholder {i} matches one part of a dotted name, {p:q|k|v} one of the given words, {*path}
 anything. A rule may map several of ours to several of theirs (q, k and v to one stacked matrix)
@@ -42,10 +44,11 @@ class ParameterRule:
 
 @dataclass(frozen=True)
 class Zeros:
-    """A tensor of theirs that we do not have: one for each of our parameters `beside`, which
-    determines its shape.
+    """A tensor of theirs that we do not have: one for each of our parameters that match `beside`,
+    which determines its shape.
 
-    It is written as zeros and must be zero; `remedy` is the advice in the error if it is not.
+    It is written as zeros. It may be missing, and must be zero; `remedy` is the advice in the error
+    if it is not.
     """
 
     theirs: str
@@ -65,7 +68,8 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Computed:
-    """A tensor of theirs that can be computed: one for each of our parameters `beside`.
+    """A tensor of theirs that can be computed: one for each of our parameters that match `beside`,
+    which determines its type and device.
 
     It may be missing, and must have these values up to the precision of the file.
     """
@@ -119,8 +123,11 @@ class Renamed:
 
 @dataclass(frozen=True)
 class Unused:
-    """A tensor of theirs that nothing uses: it may be missing or hold anything. Without it, a copy
-    is written, or what `make` makes of the other one.
+    """A tensor of theirs that nothing uses: it may be missing or hold anything. A model that was
+    loaded with it keeps it; otherwise a copy of their tensor `like` is written, or what `make`
+    makes of that.
+
+    The names have no placeholders.
     """
 
     theirs: str
@@ -134,6 +141,7 @@ AnyRule = ParameterRule | Zeros | Computed | Copy | Ignored | Renamed | Unused
 @lru_cache(maxsize=4096)
 def _expression(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression."""
+    # A literal text, then groups of four: star, name and words of a placeholder, a literal text.
     parts = re.split(r"\{(\*?)(\w+)(?::([\w|]+))?\}", pattern)
     text = re.escape(parts[0])
     for star, name, words, literal in zip(
@@ -211,13 +219,13 @@ def constants(
 
 
 def unused(rules: Sequence[AnyRule], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors that nothing uses, to be saved unchanged."""
+    """Their tensors with a rule `Unused`, to be saved unchanged."""
     names = [rule.theirs for rule in rules if isinstance(rule, Unused)]
     return {name: theirs[name] for name in names if name in theirs}
 
 
 def ignored(rules: Iterable[AnyRule], name: str) -> Ignored | Unused | None:
-    """The rule of a tensor of theirs that nothing uses, if it is one."""
+    """The rule by which a tensor of theirs is not read, if there is one."""
     for rule in rules:
         if isinstance(rule, Ignored | Unused) and _match(rule.theirs, name) is not None:
             return rule
@@ -234,25 +242,25 @@ def saving(
     def constant(rule: Zeros | Computed, beside: str) -> Tensors:
         return [rule.make(ours[beside])]
 
+    makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
+        conversion.theirs: partial(_run, conversion.transform.save, ours, conversion.ours)
+        for conversion in conversions(rules, ours)
+    }
+    makers |= {
+        (name,): partial(constant, rule, beside)
+        for name, (rule, beside) in constants(rules, ours).items()
+    }
+    used = lazy_tensors(makers)
+
     def kept_or_made(rule: Unused) -> Tensors:
         if kept and rule.theirs in kept:
             return [kept[rule.theirs]]
         return [rule.make(used[rule.like])]
 
-    makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
-        conversion.theirs: partial(_run, conversion.transform.save, ours, conversion.ours)
-        for conversion in conversions(rules, ours)
+    unused_makers = {
+        (rule.theirs,): partial(kept_or_made, rule) for rule in rules if isinstance(rule, Unused)
     }
-    makers |= {(name,): partial(constant, *entry) for name, entry in constants(rules, ours).items()}
-    used = lazy_tensors(makers)
-    return lazy_tensors(
-        makers
-        | {
-            (rule.theirs,): partial(kept_or_made, rule)
-            for rule in rules
-            if isinstance(rule, Unused)
-        }
-    )
+    return lazy_tensors(makers | unused_makers)
 
 
 def loading(
@@ -281,11 +289,12 @@ def checked(
     Raises CheckpointError listing every tensor that is missing, unknown, of a wrong shape or type,
     not zero although it must be, or not equal to the tensor it is tied to.
     """
+    # Saving on the meta device gives the names and shapes of their tensors.
     shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
-    constant = constants(rules, ours)
     expected = dict(saving(rules, shapes))
+    constant = constants(rules, ours)
     theirs = renamed(rules, theirs, expected)
-    tied = _copies(rules, theirs)
+    tied = _copies_among(rules, theirs)
     unread = {rule.theirs for rule in rules if isinstance(rule, Unused)}
     optional = unread | constant.keys()
     missing = [name for name in expected if name not in theirs and name not in optional]
@@ -355,7 +364,7 @@ def _wrong_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> str | None:
 
 
 def copies(rules: Iterable[AnyRule]) -> dict[str, str]:
-    """Every tied tensor of theirs, with the name of its original."""
+    """Every tied tensor that a file may have, with the name of its original."""
     return {
         _fill(rule.theirs, values): _fill(rule.of, values)
         for rule in rules
@@ -370,8 +379,8 @@ def _choices(pattern: str) -> Iterator[dict[str, str]]:
     return (dict(zip(words, chosen, strict=True)) for chosen in product(*words.values()))
 
 
-def _copies(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
-    """Their tied tensors that are present, each with the name of its original."""
+def _copies_among(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
+    """The tied tensors among these names of theirs, each with the name of its original."""
     return {
         name: _fill(rule.of, values)
         for rule in rules
@@ -403,13 +412,13 @@ def current_names(
 
     def is_known(name: str) -> bool:
         known = name in expected or ignored(rules, name) is not None
-        return known or _copies(rules, [name]).get(name) in names
+        return known or _copies_among(rules, [name]).get(name) in names
 
     def turn(name: str) -> int:
         """Current names first, then old ones; copies last, because one whose original is missing
         may replace it.
         """
-        if _copies(rules, [name]):
+        if _copies_among(rules, [name]):
             return 2
         return int(not is_known(name))
 
@@ -427,6 +436,7 @@ def current_names(
 def other_names(rules: Sequence[AnyRule], name: str) -> list[str]:
     """The names of one of their tensors in other versions of their library."""
     tied = copies(rules)
+    # Of the rules whose old name has no placeholder that the new one lacks.
     older = (
         _fill(rule.old, values)
         for rule in rules
@@ -440,7 +450,7 @@ def other_names(rules: Sequence[AnyRule], name: str) -> list[str]:
 def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:
     """The names that the rules turn a name into, those after the fewest renames first."""
     reached: list[tuple[str, tuple[Renamed, ...]]] = [(name, ())]
-    for current, used in reached:
+    for current, used in reached:  # which grows meanwhile
         for rule in renames:
             if rule not in used and (values := _match(rule.old, current)) is not None:
                 reached.append((_fill(rule.new, values), (*used, rule)))

@@ -121,6 +121,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
     try:
         listed = _list_modules(folder / MODULES)
         modules = _read_prompts(folder)
+        # Any last module, pooling too, must give the vector of the text.
         last = folder / listed[-1].path / "config.json"
         _check_vector(last, _read_settings(last))
         for module in listed:
@@ -132,18 +133,19 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 def _list_modules(file: Path) -> list[_Module]:
     """The modules that a file lists, which are the supported ones in their order."""
+    # The file is a list, and `parse_json` reads objects.
     content = parse_json(b'{"": %b}' % read_bytes(file, MAX_JSON), str(file))[""]
     entries = content if isinstance(content, list) else []
-    modules = [
+    listed = [
         _Module(str(entry.get("path")), str(entry.get("type")).rpartition(".")[2])
         for entry in entries
         if isinstance(entry, dict)
     ]
-    dense = sum(module.kind == "Dense" for module in modules)
+    dense = sum(module.kind == "Dense" for module in listed)
     supported = [_modules_in_order(dense, normalise=normalise) for normalise in (False, True)]
-    if dense > MAX_DENSE or modules not in supported:
-        raise _UnsupportedError(f"{file}: {', '.join(module.kind for module in modules)}")
-    return modules
+    if dense > MAX_DENSE or listed not in supported:
+        raise _UnsupportedError(f"{file}: {', '.join(module.kind for module in listed)}")
+    return listed
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from torch import Tensor
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import check_inside, parse_json
 
-MAX_HEADER = (
-    10 * 2**20
-)  # bytes; the format allows ten times as many, and the largest in use has below 1 MB
+# Bytes; the format allows ten times as many, and the largest in use has below 1 MB.
+MAX_HEADER = 10 * 2**20
 
 # In the reverse order of the library's files, which store the widest types first.
 TYPE_NAMES = {
@@ -135,6 +134,7 @@ def _read_tensor(memory: mmap.mmap, first: int, name: str, entry: dict[str, Any]
     start, end = (first + offset for offset in entry["data_offsets"])
     if start == end:
         return torch.empty(shape, dtype=dtype)
+    # The view lives as long as the tensor.
     view = memoryview(memory)[start:end]
     weakref.finalize(view, _release, memory, start, end).atexit = False
     raw = torch.frombuffer(view, dtype=torch.uint8)
@@ -200,7 +200,7 @@ def write_tensors(
     header, positions = encode_header({name: shapes[name] for name in ordered}, _METADATA)
     with path.open("wb") as file:
         file.write(header)
-        for name in names:
+        for name in names:  # those that are made together follow each other
             file.seek(len(header) + positions[name])
             written = file.write(_checked_bytes(tensors[name], shapes[name]))
             if on_written is not None:

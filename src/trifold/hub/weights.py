@@ -79,7 +79,7 @@ def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
         if not isinstance(shard, str) or not shard_name.fullmatch(shard)
     ]
     if wrong:
-        kind = shard_name.pattern.rpartition(".")[2]
+        kind = shard_name.pattern.rpartition(".")[2]  # the extension with which the pattern ends
         raise list_problems(
             f"{place}: weight_map: not the plain name of a {kind} file in this folder", wrong
         )
