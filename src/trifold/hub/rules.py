@@ -257,7 +257,7 @@ def saving(
             return [kept[rule.theirs]]
         return [rule.make(used[rule.like])]
 
-    unused_makers = {
+    unused_makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
         (rule.theirs,): partial(kept_or_made, rule) for rule in rules if isinstance(rule, Unused)
     }
     return lazy_tensors(makers | unused_makers)
