@@ -148,13 +148,16 @@ def find_words(tokenizer: Tokenizer, ids: Sequence[int], words: Sequence[str]) -
     as the words.
     """
     prefixes = tokenizer.decode([ids[:n] for n in range(1, len(ids) + 1)])
+    # The number of letters, without space, up to the end of each word and of each token.
     ends = [len("".join("".join(words[: n + 1]).split())) for n in range(len(words))]
-    letters = [len("".join(prefix.split())) for prefix in prefixes]
-    if not letters or not ends or letters[-1] != ends[-1]:
+    token_ends = [len("".join(prefix.split())) for prefix in prefixes]
+    if not token_ends or not ends or token_ends[-1] != ends[-1]:
         return None
     word_of_token = []
-    for count, text in zip(letters, tokenizer.decode([[token] for token in ids]), strict=True):
+    for token_end, text in zip(
+        token_ends, tokenizer.decode([[token] for token in ids]), strict=True
+    ):
         is_special = not text
-        word = bisect_left(ends, min(count, ends[-1]))
+        word = bisect_left(ends, min(token_end, ends[-1]))
         word_of_token.append(-1 if is_special else word)
     return word_of_token

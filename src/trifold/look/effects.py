@@ -95,6 +95,7 @@ def scaled_heads(pipeline: Pipeline, edits: Edits) -> Iterator[None]:
     def scale(name: str, x: Tensor) -> Tensor | None:
         if name not in functions:
             return None
+        # `edited` expects the heads first: (B, H, T, D) -> (H, T, D, B) and back.
         return functions[name](x.movedim(0, -1)).movedim(-1, 0)
 
     with hooked(pipeline.model, scale, HEADS):

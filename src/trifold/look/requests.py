@@ -74,7 +74,7 @@ def answer(
 
 def key(name: str, params: Mapping[str, Any]) -> str:
     """The name of an answer in a written page, as `key` in web/src/data.ts computes it."""
-    given = {name: value for name, value in sorted(params.items()) if value is not None}
+    given = {param: value for param, value in sorted(params.items()) if value is not None}
     return f"{name} {json.dumps(given, ensure_ascii=False, separators=(',', ':'), sort_keys=True)}"
 
 

@@ -85,10 +85,15 @@ def _duplicate(x: Pattern) -> Cases:
 
 
 def _induction(x: Pattern) -> Cases:
-    if x.kind != "cross":
-        mask = np.roll(x.queries[:, None] == x.keys, 1, axis=1) & ~np.eye(len(x.keys), dtype=bool)
-        mask[:, 0] = False
-        yield "", mask & (np.roll(np.arange(len(x.keys)), 1) != np.arange(len(x.keys))[:, None])
+    if x.kind == "cross":
+        return
+    columns = np.arange(len(x.keys))
+    rows = columns[:, None]
+    is_after_same = np.roll(x.queries[:, None] == x.keys, 1, axis=1)
+    is_after_same[:, 0] = False  # before the first key there is none
+    # Neither the key nor the token before it is the query itself.
+    is_elsewhere = (columns != rows) & (columns - 1 != rows)
+    yield "", is_after_same & is_elsewhere
 
 
 def _links(role: str) -> Callable[[Pattern], Cases]:
@@ -168,6 +173,7 @@ class _Total:
         keys = np.arange(len(x.keys))
         if by_words and x.words is not None:
             queries, keys = x.words
+        # Each offset of a query counts once, though several keys may be at it.
         fitting = np.unique(np.stack([row, keys[key] - queries[row]]), axis=1)
         self.offsets.update(fitting[1].tolist())
         for layer, head in np.argwhere(hits.any(-1)).tolist():
@@ -183,15 +189,20 @@ class _Total:
 def head_roles(
     pipeline: Pipeline, lines: Sequence[Line], on_done: Callable[[int], None] = lambda count: None
 ) -> dict[str, Any]:
-    """lines, skipped: their numbers; skipped lines have links, but their tokens do not spell their
-    words.
+    """The roles of all heads over the lines. on_done: called with a number of lines.
 
+    lines, skipped: their numbers; skipped lines have links, but their tokens do not spell their
+        words.
     heads: for each kind, layer and head, from 0, and each role its best relation, and every other
-    that is `found`: share of the queries whose largest weight is at a key that fits, its 95 %
-    interval (low, high; Wilson 1927), trials, baseline: the share of the best fixed offset (of
-    words for links; for `positional`, of uniform attention), and examples: text, target, row,
-    tokens. `found`: the share is at least that of the role and MARGIN above the baseline, and the
-    interval is above the baseline. on_done: called with a number of lines.
+        that is `found`. Each has the following values.
+    trials: queries for which there is a key that fits.
+    share: of these, the queries whose largest weight is at a key that fits; low, high: its 95 %
+        interval (Wilson 1927).
+    baseline: the share of the best fixed offset (of words for links; for `positional`, of uniform
+        attention).
+    found: whether the share is at least that of the role and MARGIN above the baseline, and the
+        interval is above the baseline.
+    examples: text, target, row, tokens.
     """
     patterns = list[Pattern]()
     skipped = 0
@@ -314,6 +325,7 @@ def _best_rates(rates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for rate in sorted(rates, key=lambda rate: rate["share"] - rate["baseline"]):
+        # The last one stays, which exceeds its baseline most.
         best[rate["kind"], rate["layer"], rate["head"], rate["role"]] = rate
     kept = [
         rate for rate in rates if rate["found"] or any(rate is other for other in best.values())
@@ -324,7 +336,7 @@ def _best_rates(rates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _rate(kind: str, role: str, relation: str, total: _Total) -> Iterator[dict[str, Any]]:
-    """How well each head fits a relation; see `head_roles`. None without trials."""
+    """How well each head fits a relation; see `head_roles`. Yields nothing without trials."""
     trials = total.trials
     if not trials:
         return

@@ -58,7 +58,7 @@ class Session:
                 traced = self.trace(text, target).patched(edits)
             elif traced is None:
                 traced = run_with(self.pipeline, text, target, gradients=gradients)
-            self._traces[key] = traced  # the last, so the last that is removed
+            self._traces[key] = traced  # now the newest, so the last that is removed
             self._remove_oldest()
             return traced
 
@@ -135,8 +135,7 @@ def lens(session: Session, text: Any, target: Target = None, top: int = 5) -> An
 
 def effect(session: Session, text: Any, target: Target = None, edits: Edits = ()) -> Answer:
     """before and after: predictions and loss without and with edits; change: (T, top) of the logits
-    of those before;
-    largest: (T,) change of a logit.
+    of the predictions before; largest: (T,) change of a logit.
     """
     before = session.trace(text, target)
     after, change, _ = before.effect(edits)
@@ -163,7 +162,7 @@ def gradients(
 
 
 def walkthrough(
-    session: Session, text: Any, target: Target = None, side: Target = None, position: int = -1
+    session: Session, text: Any, target: Target = None, side: str | None = None, position: int = -1
 ) -> Answer:
     """steps: title, formula, operands {name: array}, result and hook point of each; see
     `look.walkthrough`.
@@ -186,6 +185,7 @@ def neuron(
     query and keys, other relative positions in the offsets.
     """
     traced = session.trace(text, target)
+    # An unknown kind begins no hook point.
     point = HOOKS.get(kind, kind).format(layer).removesuffix("pattern")
     if f"{point}scores" not in traced:
         block = f"layer {layer + 1} · blocks.{layer}"
@@ -204,7 +204,7 @@ def neuron(
     scale = _score_scale(session.pipeline, f"{point}queries")
     # The hook point has the query times scale · √D, because `ops.attend` divides by √D.
     q = scaled / (scale * math.sqrt(len(scaled)))
-    k = keys[head * len(keys) // len(heads)].float()
+    k = keys[head * len(keys) // len(heads)].float()  # which several heads of queries may share
     cap = config.score_soft_cap
     scores = (q * k).sum(-1) * scale
     capped = scores

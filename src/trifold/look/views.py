@@ -107,7 +107,8 @@ def _node(
     module: nn.Module, name: str, title: str, seen: set[int], uses: Mapping[str, list[int]]
 ) -> Answer:
     """A module, its own tensors, and its children that have parameters."""
-    times = len(uses.get(".".join(name.split(".")[:3]), [0]))
+    block = ".".join(name.split(".")[:3])  # such as encoder.blocks.2, if it is in one
+    times = len(uses.get(block, [0]))
     if name in uses:
         title = _block_title(name, uses[name])
     tensors = [

@@ -149,12 +149,14 @@ class _StepRecorder(list[ArithmeticStep]):
     def add(
         self, title: str, formula: str, y: Tensor, hook: str | None = None, /, **operands: Any
     ) -> Tensor:
+        """Append a step with the rows of its result y and its operands; -> y."""
         rows = {name: self.row(x).float() for name, x in operands.items() if isinstance(x, Tensor)}
         small = {name: x for name, x in rows.items() if x.numel() <= MAX_OPERAND}
         self.append(ArithmeticStep(self.prefix + title, formula, small, self.row(y).float(), hook))
         return y
 
     def equals(self, hook: str) -> None:
+        """Name the hook point that the result of the last step equals."""
         self[-1] = replace(self[-1], hook=hook)
 
     def norm(self, title: str, module: Any, x: Tensor, hook: str | None = None) -> Tensor:
@@ -280,8 +282,8 @@ class _StepRecorder(list[ArithmeticStep]):
             q = self.add("query norm", "norm(q)", normed, q=q)
         if rotary is not None:
             q = self.add("rotated query", "q rotated by position · ω", rotary(q), q=q)
-        before = q if inputs.bias is None else layer.project(x)[1]
-        scaled, bias = layer.queries_and_bias(q, before, inputs.bias)
+        k = q if inputs.bias is None else layer.project(x)[1]  # read only for a bias
+        scaled, bias = layer.queries_and_bias(q, k, inputs.bias)
         if scaled is not q:
             formula = f"c · {getattr(layer.relative, 'query_formula', 'q')}, c = scale · √D"
             c = torch.tensor(layer.query_scale)  # scores are divided by √D below
