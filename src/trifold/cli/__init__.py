@@ -1,6 +1,10 @@
 """The command line: each command parses its arguments, makes one call and prints the result. One
 file per command.
 
+Commands share `terminal`, `options`, `batch` and `names`. `predict` also has `predictor`, `tables`,
+`parts`, `prediction_output` and `table_output`; `eval` has `report`; `train` has `several`; `demo`
+has the folder `demos`.
+
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to
 standard output, everything else to standard error. Commands import what they need when they run, so
 `--help` is fast.
@@ -96,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load_parts(arguments: Sequence[str]) -> list[str]:
-    """Import the parts that `--part NAME` names, before any model is read; the other arguments."""
+    """Import the parts that `--part NAME` names, before any model is read. Returns the other
+    arguments.
+    """
     others = list[str]()
     rest = iter(arguments)
     for argument in rest:

@@ -190,7 +190,9 @@ def check(request: EvalRequest) -> DataKind:
             "--report is for labelled data, and this model does another task: leave it out"
         )
     for name in request.options:
-        kinds, description = next(group[1:] for group in GROUPS if name in group[0])
+        kinds, description = next(
+            (kinds, description) for options, kinds, description in GROUPS if name in options
+        )
         if data_kind not in kinds:
             option = name.replace("_", "-")
             raise UsageError(
@@ -409,7 +411,7 @@ def open_validation(request: EvalRequest) -> tuple[Pipeline, Objective, Any, Eva
         generation = recipe.generate
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
-    samples = sys.maxsize if request.folder else 0
+    samples = sys.maxsize if request.folder else 0  # --report lists the mistakes among all rows
     context = EvalContext(batches, generation, samples, seed=1, poll=lambda: None)
     if recipe is None:
         return *_open_language_model(request), context

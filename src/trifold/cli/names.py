@@ -52,7 +52,7 @@ def _path_of(name: str) -> Path:
     name = name.strip()
     if name.startswith("file://"):
         name = unquote(name.removeprefix("file://").removeprefix("localhost"))
-    return expand_path(name) if name else Path("\0")
+    return expand_path(name) if name else Path("\0")  # which cannot exist
 
 
 def check_no_files(texts: Sequence[str], command: str, reads: str = LINES) -> None:
@@ -103,5 +103,6 @@ _TABLES = tuple(
 
 
 def _rows(command: str, path: str) -> str:
+    """The beginning of a remedy, which ends with what is read: rows, or tables."""
     model = command.partition(" ")[2]
     return f"`trifold predict {model} {shlex.quote(path)} --out FILE.csv` reads its"

@@ -95,9 +95,10 @@ def generation_options() -> dict[str, Any]:
 
     fields = GenerationConfig.model_fields.items()
     types = {name: _plain_types(field.annotation) for name, field in fields}
-    return given(
-        **{name: _generation_option(types[name], str(field.description)) for name, field in fields}
-    )
+    options = {
+        name: _generation_option(types[name], str(field.description)) for name, field in fields
+    }
+    return {name: option for name, option in options.items() if option is not None}
 
 
 def generation_settings(options: dict[str, Any]) -> dict[str, Any]:

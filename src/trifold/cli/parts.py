@@ -69,7 +69,7 @@ def parts_to_measure(arguments: Sequence[str], parts: Parts) -> dict[str, PartSe
     files = [text for text in arguments if not text.startswith(PART)]
     for name in names:
         check_part(name, [*parts])
-    if not files:
+    if not files:  # the data to measure also stands in for the training data
         chosen = names[-1:] or parts
         return {
             name: parts[name].model_copy(update={"train": parts[name].valid}) for name in chosen
@@ -116,13 +116,13 @@ def _has_columns(group: Sequence[str], part: PartSettings) -> bool:
     """Whether files have what the template and the target of a part name."""
     from trifold.objectives.text_to_text import split_template
 
-    columns = {*split_template(part.input)[1::2]}
+    columns = {*split_template(part.input)[1::2]}  # each between two literal texts
     if len(group) == 2:  # of lines
         return len(columns) == 1
     if is_dataset(group[0]):
         return True
     first = _first_row(group[0], part, {column.casefold() for column in columns})
-    known = {*first, *map(str, range(len(first)))}
+    known = {*first, *map(str, range(len(first)))}  # a column has a name, a number, or both
     return {*columns, str(part.target)} <= known
 
 

@@ -159,7 +159,8 @@ def run(
     """Fill in masks, classify, tag, answer or embed: one output line for each text, or for each
     line of input.
     """
-    # An output that stops at a text that is too long can continue with texts truncated.
+    # An interrupted output continues only if the arguments are the same. One that stops at a text
+    # that is too long may continue with another --on-overflow.
     command = repr({**locals(), "options": {**options, "on_overflow": None}})
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
     request = PredictRequest(
@@ -288,9 +289,10 @@ def _check_out(out: Path | None, table: str) -> Path:
     if out is None and not (is_path(Path.exists, table) or is_pattern(table)):
         raise UsageError(f"{table}: no such file; check the path, or add --text if it is a text")
     if out is None or out.suffix not in RECORDS:
+        remedy = "; --text takes its name as a text" if out is None else ""
         raise UsageError(
-            f"--out: name a file ({SUFFIXES}) for the rows of the table {table} with predictions"
-            + "; --text takes its name as a text" * (out is None)
+            f"--out: name a file ({SUFFIXES}) for the rows of the table {table} with "
+            f"predictions{remedy}"
         )
     if out.is_dir():
         raise UsageError(f"--out {out}: is a folder; name a file")

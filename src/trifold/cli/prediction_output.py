@@ -152,6 +152,7 @@ def _class_and_score(predictor: Predictor, labels: list[Label]) -> tuple[Any, An
     if predictor.is_regression:
         return labels[0].score, None
     if predictor.has_several_labels:
+        # `chosen` has applied a threshold already.
         least = 0.5 if predictor.options["threshold"] is None else 0.0
         return to_json([label for label in labels if label.score > least]), None
     most = predictor.options["top_k"]
