@@ -387,6 +387,7 @@ class Pipeline(PredictMixin):
         check_strings(texts)
         encoded = self.reader.rows(texts, special_in_text=self.parses_special(parse_special))
         has_encoder = self.config.shape == "encoder-decoder"
+        # row.texts has None for each special token.
         empty = [all(text is None for text in row.texts) for row in encoded]
         if any(empty):
             place = f"text {empty.index(True) + 1} of {len(texts)}"

@@ -146,7 +146,7 @@ class EvalRequest(NamedTuple):
     """What to measure: a model, the recipe of its run, if any, and the arguments.
 
     load: loads the model, which happens after everything that can be wrong with the data has been
-    reported.
+    reported. report: prints a line about the data. folder: that of --report, for the mistakes.
     """
 
     model: str
@@ -158,7 +158,7 @@ class EvalRequest(NamedTuple):
     load: Callable[[], Pipeline]
     tokenizer: str | None = None
     report: Callable[[str], None] = print_note
-    folder: Path | None = None  # for the mistakes
+    folder: Path | None = None
 
     def no_data_error(self, what: str, example: str) -> UsageError:
         """The error for a request that names no data; `example` completes the command."""

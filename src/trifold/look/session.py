@@ -26,7 +26,7 @@ from trifold.predict.trace import Edit, Trace, check_index, run_with
 from trifold.predict.trace_example import codec_of
 
 MAX_BYTES = 5 * 2**28  # of the activations of cached traces; the last trace is kept in any case
-Answer = dict[str, Any]
+Answer = dict[str, Any]  # to a request of the page
 Edits = Sequence[Edit]
 Target = str | None
 Index = int | None

@@ -112,6 +112,7 @@ class ModelReader:
 
     def _check_length(self, row: Encoded, place: str, is_pair: bool, limit: int) -> None:
         """Raise DataError for a row with an empty text, or with more tokens than the limit."""
+        # row.texts has the number of the text, 0 or 1, of each token.
         if 0 not in row.texts or (is_pair and 1 not in row.texts):
             of_pair = " on one side" if is_pair else ""
             raise DataError(f"{place} has no tokens{of_pair}: nothing to read")
