@@ -321,9 +321,8 @@ class Recipe(Settings):
     pretrain: dict[str, Any] | None = Field(
         None, description="settings of a first stage (task.kind: masked)"
     )
-    task: SerializeAsAny[ObjectiveSettings] = Field(
-        {}, validate_default=True
-    )  # its `kind` selects the class
+    # Its `kind` selects the class.
+    task: SerializeAsAny[ObjectiveSettings] = Field({}, validate_default=True)
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelConfig = ModelConfig()

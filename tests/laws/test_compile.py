@@ -53,9 +53,8 @@ def test_traced_blocks_equal_plain_blocks(name: str) -> None:
     torch._dynamo.reset()
     for stack in model.modules():
         if isinstance(stack, Stack):
-            block = stack.blocks[
-                -1
-            ]  # of any, with fixed sizes: other sizes take four times as long
+            # Of any, with fixed sizes: other sizes take four times as long.
+            block = stack.blocks[-1]
             if all(getattr(module, "has_fixed_shapes", True) for module in block.modules()):
                 block.forward = torch.compile(block.forward, dynamic=False, backend="eager")
     with under_graphs():

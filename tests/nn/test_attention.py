@@ -60,9 +60,8 @@ def test_scores_have_the_configured_scale(scale: float | None, layer: int) -> No
     plain, x = attention(), torch.randn(2, 5, 24)
     plain.load_state_dict(scaled.state_dict())
     with torch.no_grad():
-        plain.q_proj.weight.mul_(
-            (0.5 if scale is None else scale) / (layer + 1) * 2
-        )  # 1/sqrt(4) is 1/2
+        # 1/sqrt(4) is 1/2.
+        plain.q_proj.weight.mul_((0.5 if scale is None else scale) / (layer + 1) * 2)
     close(scaled(x, mask=Mask()), plain(x, mask=Mask()))
 
 

@@ -325,9 +325,8 @@ def test_sizes_of_the_decoder() -> None:
     assert (side.embedding_factor, side.state_width) == (16, 256)
     own = config.model_copy(update={"n_decoder_kv_heads": 4, "d_decoder_head": 8}).decoder_side
     assert (own.kv_heads, own.head_width, config.head_width) == (4, 8, 64)
-    assert (
-        ModelConfig(d_decoder=256, d_embedding=256).decoder_side.embedding_width == 256
-    )  # a shared table
+    # A shared table.
+    assert ModelConfig(d_decoder=256, d_embedding=256).decoder_side.embedding_width == 256
 
 
 def test_a_config_is_frozen() -> None:

@@ -323,9 +323,8 @@ def test_the_three_products_separate_content_from_position() -> None:
         changed[1 - side] = torch.randn(1, 4, 9, 4)
         assert torch.equal(part.scores(*changed, distances, unused, unused), before)
         same = [q, k]
-        same[side] = same[side][:, :, :1].expand(
-            -1, -1, 9, -1
-        )  # one content: a function of the distance
+        # One content: a function of the distance.
+        same[side] = same[side][:, :, :1].expand(-1, -1, 9, -1)
         scores = part.scores(*same, distances, unused, unused)
         for distance in range(-8, 9):
             diagonal = scores.diagonal(distance, -2, -1)

@@ -117,9 +117,8 @@ def test_global_tokens_have_their_own_projections() -> None:
     before = encoder(inputs)
     layer = encoder.encoder.blocks[0].self_attention.sublayer
     torch.nn.init.normal_(layer.global_v_proj.weight)
-    assert torch.equal(
-        before[:, 3:], encoder(inputs)[:, 3:]
-    )  # in the last layer, others do not read them
+    # In the last layer, others do not read them.
+    assert torch.equal(before[:, 3:], encoder(inputs)[:, 3:])
     assert not torch.allclose(before[:, :3], encoder(inputs)[:, :3])
 
 

@@ -22,9 +22,8 @@ _COMMENT = re.compile(
     r"#\thttp|#\S+$"
 )
 _PROSE = re.compile(r"# |#(?:id|newdoc|newpar)\b")  # a comment, if it has other columns than words
-_NO_WORD = re.compile(
-    r"\d+[-.]\d+\t"
-)  # CoNLL-U: a range of words, or a word that is not in the text
+# CoNLL-U: a range of words, or a word that is not in the text.
+_NO_WORD = re.compile(r"\d+[-.]\d+\t")
 _OPENING_LINES = 1000  # of comments at most, above the first token
 _SENTENCE = re.compile(r"#?sent(?:ence)?s?[ _.]?(?:#|id|idx|no|num|number|index)?", re.IGNORECASE)
 _WORDS = ("word", "words", "token", "tokens")

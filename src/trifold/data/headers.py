@@ -9,9 +9,8 @@ from trifold.data.settings import DataSettings
 # A first row is a header if each cell looks like a name (_NAME), and two consist of words in _WORDS
 # or all are codes of languages (_CODES).
 _NAME = re.compile(r"#?\w+(?:[ .#-]\w+){0,2}(?: ?#)?")
-LABELS = (
-    "label labels class category sentiment topic intent genre rating stars score".split()
-)  # best first
+# Best first.
+LABELS = "label labels class category sentiment topic intent genre rating stars score".split()
 TEXTS = (
     "text sentence review comment tweet utterance message post content body article document"
 ).split()
@@ -124,9 +123,8 @@ def _has_names(row: Sequence[str], known: Container[str]) -> bool:
     """
     cells = [_UNNAMED.sub("", plain_name(cell)) for cell in row]
     named = list(filter(None, cells))
-    codes = {
-        re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in named
-    }  # without regions: en_US, zh-Hant
+    # Without regions: en_US, zh-Hant.
+    codes = {re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in named}
     usual = sum(cell in known or _WORDS.issuperset(split_words(cell)) for cell in named)
     is_known = (bool(codes) and codes <= _CODES) or usual >= min(2, len(cells))
     return is_known and all(map(_NAME.fullmatch, named)) and len({*named}) == len(named)
