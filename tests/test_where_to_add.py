@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import trifold
 
@@ -190,6 +191,32 @@ def iter_ndtxt(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
         label, _, text = line.partition(" | ")
         yield number, f"{file}:{number}", {"label": label, "text": text}
 '''
+NORM = '''class ScaleNorm(Norm):
+    """g · x / |x| with one g (Nguyen & Salazar 2019, equation 5)."""
+
+    label = "scale norm"
+    saved = 2
+
+    def __init__(self, config: CoreConfig, width: int | None = None) -> None:
+        super().__init__(config, width)
+        self.weight = nn.Parameter(torch.full((1,), self.width**0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x / (x.square().sum(-1, keepdim=True) + self.epsilon).sqrt()
+
+    @staticmethod
+    def parameters_of(config: CoreConfig, letter: str) -> str:
+        return "1"
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        self.weight.fill_(self.width**0.5)
+
+    def equation(self, x: Tensor) -> tuple[str, dict[str, Tensor]]:
+        return "weight · x / √(|x|² + ε)", {"|x|²": x.square().sum()}
+
+
+NORMS: '''
 SCORE = '''def mean_recall(table: Counts) -> float:
     """Percent: the mean over the classes that occur of the share that is found."""
     occurs = table.sum(1) > 0
@@ -211,6 +238,10 @@ ADDITIONS: dict[str, dict[str, str | tuple[tuple[str, str], ...]]] = {
     "an activation": {
         "nn/layers.py": (('    "silu": F.silu,\n', '    "silu": F.silu,\n    "softsign": F.softsign,\n'),),
         "nn/config.py": (('"silu", "tanh"]', '"silu", "tanh", "softsign"]'),),
+    },
+    "a norm": {
+        "nn/norms.py": (("NORMS: ", NORM), ('"rms": RMSNorm}', '"rms": RMSNorm, "scale": ScaleNorm}')),
+        "nn/config.py": (('norm: Literal["layer", "rms"]', 'norm: Literal["layer", "rms", "scale"]'),),
     },
     "a positional encoding": {
         "nn/variants/ramp.py": POSITIONS,
@@ -291,7 +322,6 @@ def run(copy: Path, *commands: str) -> list[str]:
 
 # The first words of the row of the page.
 ROWS = {
-    "an activation": "an activation or norm",
     "a positional encoding": "an attention, a positional encoding, ",
     "an attention with settings, a cost, a rule and a cache": "an attention, a positional encoding, ",
     "a data format": "a file format",
@@ -350,6 +380,33 @@ def test_additions_work_from_the_command_line(copy: Path) -> None:
     )
     (again,) = run(copy, "generate plain/model dog --max-new-tokens 2")
     assert len(again) > 2 and page
+
+
+@pytest.mark.slow
+def test_a_norm_works_from_the_command_line(copy: Path) -> None:
+    text = "".join(f"the dog number {n} runs and the cat sleeps\n" for n in range(60))
+    (copy / "norm.txt").write_text(text, "utf-8")
+    (copy / "norm.yaml").write_text(
+        "model: {shape: decoder, max_positions: 32, norm: scale}\n"
+        "task: {kind: causal}\ndata: {train: norm.txt, holdout: 8}\n"
+        "train: {steps: 1, warmup: 1}\nbatch: {tokens: 256}\n",
+        "utf-8",
+    )
+    _, shown, facts, _, written = run(
+        copy,
+        f"train norm.yaml --out norm {SIZES}",
+        "show norm",
+        "show norm --json",
+        "look norm dog --out norm.html",
+        "generate norm dog --max-new-tokens 2",
+    )
+    assert "scale norm" in shown and "scale norms" in shown and len(written) > 4
+    assert "weight \u00b7 x / \u221a" in (copy / "norm.html").read_text("utf-8")
+    weights = load_file(copy / "norm" / "model" / "model.safetensors")
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    assert json.loads(ast.literal_eval(facts))["parameters"] == parameters
+    norms = [tensor for name, tensor in weights.items() if tensor.numel() == 1]
+    assert norms and all(abs(float(norm) / float(norms[0]) - 1) < 0.1 for norm in norms)
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.hooks import capture
-from trifold.nn.layers import FeedForward, RMSNorm
+from trifold.nn.layers import FeedForward
 from trifold.nn.masks import Mask
+from trifold.nn.norms import RMSNorm
 from trifold.nn.variants.experts import (
     MixtureOfExperts,
     Router,

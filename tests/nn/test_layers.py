@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from trifold.nn import ModelConfig
-from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, LayerNorm, Residual, RMSNorm
+from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Residual
+from trifold.nn.norms import LayerNorm, RMSNorm
 
 DRAWS = 200_000
 

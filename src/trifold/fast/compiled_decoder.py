@@ -26,8 +26,9 @@ from trifold.fast.thread_pool import (
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, GrowingKeys
 from trifold.nn.hooks import Hookable
-from trifold.nn.layers import FeedForward, Linear, Residual, RMSNorm
+from trifold.nn.layers import FeedForward, Linear, Residual
 from trifold.nn.masks import Mask
+from trifold.nn.norms import RMSNorm
 from trifold.nn.stack import Stack
 from trifold.nn.walk import StackInputs
 

@@ -24,15 +24,9 @@ from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import (
-    ACTIVATIONS,
-    Dropout,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-)
+from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear
 from trifold.nn.masks import declares
+from trifold.nn.norms import LayerNorm, RMSNorm
 from trifold.nn.ops import decoding_step as plain_decoding_step
 from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack

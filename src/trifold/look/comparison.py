@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from trifold.errors import plural
+from trifold.nn.norms import LayerNorm, norm_of
 from trifold.nn.parts import EmbeddingsPart, FeedForwardPart, PositionsPart, part_of, parts, reach
 from trifold.nn.variants import ModelConfig
 
@@ -105,8 +106,9 @@ def _width(config: ModelConfig) -> str:
 
 
 def _blocks(config: ModelConfig) -> Iterator[str]:
-    if config.norm == "rms":
-        yield "RMS norms"
+    norm = norm_of(config)
+    if norm is not LayerNorm:
+        yield f"{norm.label}s"
     if phrase := _NORM_WEIGHTS.get(config.norm_weight):
         yield phrase
     if not config.first_norm:

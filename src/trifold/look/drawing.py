@@ -5,6 +5,7 @@ All You Need".
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from trifold.nn.norms import norm_of
 from trifold.nn.parts import (
     BlockPart,
     EmbeddingsPart,
@@ -15,8 +16,6 @@ from trifold.nn.parts import (
     reach,
 )
 from trifold.nn.variants import ModelConfig
-
-_NORMS = {"layer": "layer norm", "rms": "RMS norm"}
 
 _WIDTH = 33  # of a box, edges included, unless a line of text needs more
 _GAP = 6  # columns between the two stacks, for the arrow from encoder to decoder
@@ -53,7 +52,7 @@ def draw_architecture(config: ModelConfig) -> str:
         _connect(rows, height - len(drawn[0]), width)
     sheet = "\n".join("".join(row).rstrip() for row in rows)
     wiring = "\n".join(part_of(BlockPart, config).equations(config))
-    return f"{sheet}\n\n{wiring}\nnorm:  {_NORMS[config.norm]}"
+    return f"{sheet}\n\n{wiring}\nnorm:  {norm_of(config).label}"
 
 
 # --- contents -------------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def _column(config: ModelConfig, side: str, sized: ModelConfig) -> Column:
         bottom = _embeddings(sized, config.vocab_size, is_shared=False)
     top = _head_boxes(sized, side)
     if has_final_norm:
-        top.append((_NORMS[config.norm],))
+        top.append((norm_of(config).label,))
     return Column(top, f"{side} × {sized.n_layers}", block, bottom, _label(config, side))
 
 

@@ -22,7 +22,7 @@ from trifold.nn.attention import Attention, merge_heads, split_heads
 from trifold.nn.embeddings import Embeddings
 from trifold.nn.explain import formula_of
 from trifold.nn.hooks import record_calls
-from trifold.nn.layers import FeedForward, LayerNorm
+from trifold.nn.layers import FeedForward
 from trifold.nn.masks import PairBias
 from trifold.nn.ops import share_keys
 from trifold.pipeline import Pipeline
@@ -34,7 +34,6 @@ SIGMOID = ("sigmoid", "1 / (1 + exp(-z_i))")
 MAX_OPERAND = 2**14  # elements; larger operands are left out
 _NUMBERS = {2: "two"}
 # The offset of the weight of an RMS norm -> the factor in its formula.
-_NORM_FACTORS = {0.0: " · weight", 1.0: " · (1 + weight)"}
 
 
 @dataclass(frozen=True)
@@ -163,16 +162,7 @@ class _StepRecorder(list[ArithmeticStep]):
         if isinstance(module, nn.Identity):
             return x
         row = self.row(x).float()
-        if isinstance(module, LayerNorm):
-            formula = "(x − mean) / √(var + ε) · weight"
-            if module.bias is not None:
-                formula += " + bias"
-            statistics = {"mean": row.mean(), "var": row.var(correction=0)}
-        else:
-            formula = "x / √(mean x² + ε)"
-            if module.weight is not None:
-                formula += _NORM_FACTORS[module.offset]
-            statistics = {"mean x²": row.square().mean()}
+        formula, statistics = module.equation(row)
         parameters = dict(module.named_parameters())
         return self.add(title, formula, module(x), hook, x=x, **statistics, **parameters)
 

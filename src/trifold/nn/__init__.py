@@ -1,9 +1,9 @@
 """The Transformer: tensors in, tensors out. No text, files, distribution or model families.
 
-To be read in this order: `config`, `packing`, `masks`, `inputs`, the places of `parts`, `layers`,
-`embeddings`, `positions`, `rotary`, `cache`, `ops`, `attention`, `walk`, `stack`, `heads`,
-`transformer`, `losses`, `hooks`; then `variants`, one file for each. Parts are found by `registry`
-and loaded by `outside`; with `problems`, `checks`, `formulas` and `explain` they describe
+To be read in this order: `config`, `packing`, `masks`, `inputs`, the places of `parts`, `norms`,
+`layers`, `embeddings`, `positions`, `rotary`, `cache`, `ops`, `attention`, `walk`, `stack`,
+`heads`, `transformer`, `losses`, `hooks`; then `variants`, one file for each. Parts are found by
+`registry` and loaded by `outside`; with `problems`, `checks`, `formulas` and `explain` they describe
 themselves. `rng` has the generator of dropout; `gradients` and `scan` serve functions with their
 own backward pass.
 """

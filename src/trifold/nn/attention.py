@@ -14,8 +14,9 @@ from trifold.nn import ops
 from trifold.nn.cache import LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import Dropout, Linear, new_norm, scaled
+from trifold.nn.layers import Dropout, Linear, scaled
 from trifold.nn.masks import LayerBias, Mask, PairBias
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import AttentionPart, ScoresPart, part_of
 from trifold.nn.registry import set_classical
 from trifold.nn.rotary import Rotation

@@ -16,7 +16,8 @@ from trifold.nn import ops
 from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import HookPoint
 from trifold.nn.inputs import Inputs
-from trifold.nn.layers import Dropout, Linear, new_norm
+from trifold.nn.layers import Dropout, Linear
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import EmbeddingsPart, PositionsPart, ScoresPart, part_of
 from trifold.nn.registry import set_classical
 

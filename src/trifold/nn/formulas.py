@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from trifold.nn.config import CoreConfig
+from trifold.nn.norms import norm_of
 
 
 class FormulaRow(NamedTuple):
@@ -47,12 +48,8 @@ def total(terms: Iterable[str]) -> str:
 
 
 def norm(config: CoreConfig, letter: str) -> str:
-    """The vectors of a norm: a weight, if it has one, and the bias of a layer norm."""
-    if config.norm == "layer":
-        return times(1 + config.norm_bias, letter)
-    if config.norm_weight == "none":
-        return "0"
-    return letter
+    """The parameters of a norm; the letter stands for its width."""
+    return norm_of(config).parameters_of(config, letter)
 
 
 def attention(config: CoreConfig, reads: str = "E") -> list[str]:

@@ -23,15 +23,8 @@ from trifold.nn import ops
 from trifold.nn.config import CoreConfig
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.inputs import Inputs
-from trifold.nn.layers import (
-    ACTIVATIONS,
-    Dropout,
-    FeedForward,
-    Linear,
-    Residual,
-    new_norm,
-    scaled,
-)
+from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear, Residual, scaled
+from trifold.nn.norms import new_norm
 
 
 class LanguageModelHead(nn.Module):

@@ -1,4 +1,4 @@
-"""Linear layers, dropout, norms, feed-forward networks, and the residual connection around every
+"""Linear layers, dropout, feed-forward networks, and the residual connection around every
 sub-layer.
 
 post      LayerNorm(x + Sublayer(x))                 (Vaswani et al. 2017)
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from trifold.nn import ops
 from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import Hookable, HookPoint
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import FeedForwardPart
 from trifold.nn.registry import set_classical
 
@@ -65,48 +66,6 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-class LayerNorm(Hookable):
-    """(x − mean) / √(variance + ε) · weight + bias over the last dimension (Ba et al. 2016)."""
-
-    def __init__(self, config: CoreConfig, width: int | None = None) -> None:
-        super().__init__()
-        self.width = width or config.d_model
-        self.weight = nn.Parameter(torch.ones(self.width))
-        self.bias = nn.Parameter(torch.zeros(self.width)) if config.norm_bias else None
-        self.epsilon = config.norm_epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
-
-
-class RMSNorm(Hookable):
-    """x / √(mean(x²) + ε) · weight over the last dimension (Zhang & Sennrich 2019, equation 4).
-
-    The factor may be 1 + weight, as in Gemma, or 1.
-    """
-
-    def __init__(self, config: CoreConfig, width: int | None = None) -> None:
-        super().__init__()
-        self.width = width or config.d_model
-        has_weight = config.norm_weight != "none"
-        self.weight = nn.Parameter(torch.ones(self.width)) if has_weight else None
-        self.offset = float(config.norm_weight == "plus-one")
-        self.epsilon = config.norm_epsilon
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.offset:
-            return F.rms_norm(x, (self.width,), self.weight, self.epsilon)
-        # In bf16, 1 + weight would lose most bits of the weight.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return F.rms_norm(x.to(wide), (self.width,), self.factor, self.epsilon).to(x.dtype)
-
-    @property
-    def factor(self) -> Tensor:
-        """(E,) the factor of the normalized x, in at least fp32."""
-        assert self.weight is not None
-        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
-
-
 def scaled(x: Tensor, factor: float) -> Tensor:
     """factor · x; x itself if the factor is 1."""
     return x if factor == 1 else x * factor
@@ -126,13 +85,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm}
-
-
-def new_norm(config: CoreConfig, width: int | None = None) -> nn.Module:
-    """A norm of the configured kind over `width` elements (default: d_model)."""
-    return NORMS[config.norm](config, width)
 
 
 class FeedForward(nn.Module):

@@ -21,8 +21,9 @@ from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
 from trifold.nn.hooks import HookPoint
 from trifold.nn.inputs import Request
-from trifold.nn.layers import Residual, new_norm
+from trifold.nn.layers import Residual
 from trifold.nn.masks import Mask, Rule
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import (
     AttentionPart,
     BlockPart,

@@ -25,6 +25,7 @@ from trifold.nn.hooks import capture
 from trifold.nn.inputs import Inputs, Memory
 from trifold.nn.layers import Linear
 from trifold.nn.masks import Mask
+from trifold.nn.norms import Norm
 from trifold.nn.parts import EmbeddingsPart, input_rules, part_of
 from trifold.nn.stack import Stack, new_stack
 from trifold.nn.variants import ModelConfig
@@ -79,17 +80,14 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Xavier-uniform matrices (Glorot & Bengio 2010), embeddings N(0, 1/d_model), factors of
-        norms 1, other vectors 0.
+        """Xavier-uniform matrices (Glorot & Bengio 2010), embeddings N(0, 1/d_model), norms by
+        their kind, other vectors 0.
         """
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 continue
             if parameter.dim() == 1:
-                # The only weights with one axis are those of norms.
-                parameter.fill_(
-                    float(name.endswith("weight") and self.config.norm_weight != "plus-one")
-                )
+                parameter.fill_(0)
             elif name.endswith(
                 ("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")
             ):
@@ -97,6 +95,9 @@ class Transformer(nn.Module):
                 nn.init.normal_(parameter, std=side.d_model**-0.5)
             else:
                 nn.init.xavier_uniform_(parameter)
+        for module in self.modules():
+            if isinstance(module, Norm):
+                module.reset()
 
     def encode(self, inputs: Inputs) -> Memory:
         """tokens (B, S), or pixels, -> memory (B, S, E)."""

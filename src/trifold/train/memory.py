@@ -13,6 +13,7 @@ from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
 from trifold.memory import Limit, format_size
 from trifold.nn import ModelConfig
+from trifold.nn.norms import norm_of
 from trifold.nn.parts import (
     AttentionPart,
     BlockPart,
@@ -32,7 +33,6 @@ TOKEN_BYTES = 32  # of the tensors of a batch, for each token
 BATCH_BYTES = 2**12  # of their headers
 # Bytes of optimizer state per parameter, at most.
 OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
-_NORM_TENSORS = {"layer": 1, "rms": 2}  # tensors of the width of the model that a norm saves
 
 
 class TrainingMemory(NamedTuple):
@@ -169,10 +169,10 @@ def saved_elements(
             per_token += block + _saved_inputs(sized)
         saved_at_the_end = 1 + mask  # the output of the stack
         if config.norm_placement != "post":
-            saved_at_the_end += _NORM_TENSORS[config.norm]  # the input of its final norm
+            saved_at_the_end += norm_of(config).saved  # the input of its final norm
         per_token += sized.d_model * saved_at_the_end
     per_token += config.d_model * part_of(BlockPart, config).saved_once(
-        config, _NORM_TENSORS[config.norm], mask
+        config, norm_of(config).saved, mask
     )
     return tokens * part_of(AttentionPart, config).rows(config, length) // length * per_token
 
@@ -219,9 +219,7 @@ def _saved_by_block(
     `_kept_keys`.
     """
     merged = config.n_heads * config.head_width
-    residuals = part_of(BlockPart, config).saved(
-        config, attentions, _NORM_TENSORS[config.norm], mask
-    )
+    residuals = part_of(BlockPart, config).saved(config, attentions, norm_of(config).saved, mask)
     is_packed = compiled and _is_packed(config, length)
     weights = part_of(AttentionPart, config).saved_weights(config, kept, is_packed=is_packed)
     inner = 1  # inputs or outputs of the activation

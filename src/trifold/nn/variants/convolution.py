@@ -16,8 +16,9 @@ from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import ACTIVATIONS, Dropout, new_norm
+from trifold.nn.layers import ACTIVATIONS, Dropout
 from trifold.nn.masks import Mask
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import BlockPart, used_group
 from trifold.nn.problems import Problems, defaults
 from trifold.nn.stack import Block

@@ -24,8 +24,9 @@ from trifold.nn import formulas
 from trifold.nn.attention import Attention
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
-from trifold.nn.layers import Dropout, Linear, new_norm
+from trifold.nn.layers import Dropout, Linear
 from trifold.nn.masks import LayerBias, Mask
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import ScoresPart
 from trifold.nn.problems import Problems, excluded
 

@@ -24,7 +24,8 @@ from trifold.nn.attention import AttentionInputs, AttentionLayer, merge_heads, s
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import Dropout, Linear, new_norm
+from trifold.nn.layers import Dropout, Linear
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import AttentionPart, used_group
 from trifold.nn.problems import Problems
 from trifold.settings import Settings

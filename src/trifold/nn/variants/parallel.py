@@ -11,7 +11,8 @@ from trifold.nn.cache import LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
 from trifold.nn.hooks import HookPoint
-from trifold.nn.layers import Dropout, new_norm
+from trifold.nn.layers import Dropout
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import AttentionPart, BlockPart, FeedForwardPart, no_cross_attention, part_of
 from trifold.nn.problems import Problems
 from trifold.nn.walk import LayerInputs

@@ -21,7 +21,8 @@ from trifold.nn.embeddings import TokenEmbedding, embedding_dropout
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
 from trifold.nn.inputs import Inputs
-from trifold.nn.layers import Dropout, Linear, new_norm
+from trifold.nn.layers import Dropout, Linear
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import EmbeddingsPart, PositionsPart, part_of, positions_phrase
 from trifold.nn.problems import Problems, excluded
 from trifold.settings import Conflict

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from trifold.nn import formulas
 from trifold.nn.attention import Attention, AttentionInputs
 from trifold.nn.config import CoreConfig
-from trifold.nn.layers import new_norm
 from trifold.nn.masks import Mask, MaskPart, Rule, at_pairs
+from trifold.nn.norms import new_norm
 from trifold.nn.parts import AttentionPart, RulePart, ScoresPart, part_of
 from trifold.nn.problems import Problems, defaults, excluded
 from trifold.settings import Conflict
