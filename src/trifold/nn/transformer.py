@@ -87,7 +87,8 @@ class Transformer(nn.Module):
             if parameter.is_meta:
                 continue
             if parameter.dim() == 1:
-                parameter.fill_(0)
+                # The only weights with one axis are factors, of norms and of the stem of images.
+                parameter.fill_(float(name.endswith("weight")))
             elif name.endswith(
                 ("tokens.weight", "positions.weight", "token_types.weight", "lm_head.weight")
             ):
