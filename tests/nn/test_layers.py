@@ -5,13 +5,15 @@ from typing import get_args
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from tests.laws.configs import config_of
 from tests.models import randomize
 from torch import nn
 from torch.nn import functional as F
 
-from trifold.nn import ModelConfig
+from trifold.nn import ModelConfig, Transformer
+from trifold.nn.formulas import evaluate
 from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Residual
-from trifold.nn.norms import LayerNorm, RMSNorm
+from trifold.nn.norms import LayerNorm, RMSNorm, new_norm
 
 DRAWS = 200_000
 
@@ -77,6 +79,34 @@ def test_layer_norm_follows_its_formula() -> None:
         x.var(-1, correction=0, keepdim=True) + 1e-5
     ).sqrt()
     torch.testing.assert_close(norm(x), expected * norm.weight + norm.bias)
+
+
+@pytest.mark.parametrize("norm", get_args(ModelConfig.model_fields["norm"].annotation))
+@pytest.mark.parametrize("weight", get_args(ModelConfig.model_fields["norm_weight"].annotation))
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_norm_describes_itself(norm: str, weight: str, bias: bool) -> None:
+    """Its formula counts its parameters, and a new one only normalizes."""
+    config = CONFIG.model_copy(update={"norm": norm, "norm_weight": weight, "norm_bias": bias})
+    layer = randomize(new_norm(config))
+    formula = layer.parameters_of(config, "E")
+    assert evaluate(config, formula, {}) == sum(p.numel() for p in layer.parameters())
+    text, statistics = layer.equation(torch.randn(12))
+    assert ("weight" in text, "bias" in text) == (
+        layer.weight is not None,
+        getattr(layer, "bias", None) is not None,
+    )
+    assert statistics
+    layer.reset()
+    out = layer(torch.randn(4, 12))
+    torch.testing.assert_close(out.square().mean(-1), torch.ones(4), atol=1e-4, rtol=0)
+
+
+def test_factors_of_a_new_stem_are_1_beside_norms_whose_factor_is_1_plus_weight() -> None:
+    model = Transformer(config_of("encoder: patches, learned positions"))
+    assert model.config.norm_weight == "plus-one"
+    weights = dict(model.named_parameters())
+    assert torch.equal(weights["encoder_embeddings.stem.1.weight"], torch.ones(4))
+    assert not weights["encoder.blocks.0.self_attention.enter.weight"].any()
 
 
 def test_activations_follow_their_formulas() -> None:

@@ -4,8 +4,8 @@ To be read in this order: `config`, `packing`, `masks`, `inputs`, the places of 
 `layers`, `embeddings`, `positions`, `rotary`, `cache`, `ops`, `attention`, `walk`, `stack`,
 `heads`, `transformer`, `losses`, `hooks`; then `variants`, one file for each. Parts are found by
 `registry` and loaded by `outside`; with `problems`, `checks`, `formulas` and `explain` they
-describe themselves. `rng` has the generator of dropout; `gradients` and `scan` serve functions with their
-own backward pass.
+describe themselves. `rng` has the generator of dropout; `gradients` and `scan` serve functions with
+their own backward pass.
 """
 
 from trifold.nn.cache import Cache
