@@ -321,8 +321,9 @@ class Recipe(Settings):
     pretrain: dict[str, Any] | None = Field(
         None, description="settings of a first stage (task.kind: masked)"
     )
-    # Its `kind` selects the class.
-    task: SerializeAsAny[ObjectiveSettings] = Field({}, validate_default=True)
+    task: SerializeAsAny[ObjectiveSettings] = Field(
+        {}, validate_default=True, description="its `kind` selects the class"
+    )
     data: DataSettings
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelConfig = ModelConfig()

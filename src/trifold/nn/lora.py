@@ -28,8 +28,9 @@ class LoRASettings(Settings):
     rank: int = Field(8, ge=1)  # r
     alpha: float = Field(16.0, gt=0)  # α
     dropout: float = Field(0.0, ge=0, lt=1)  # of the input of A
-    # Patterns, as of train.freeze.
-    targets: tuple[str, ...] | None = Field(None, strict=False, min_length=1)
+    targets: tuple[str, ...] | None = Field(
+        None, strict=False, min_length=1, description="patterns, as of train.freeze"
+    )
     rslora: bool = False  # s = α / √r
     dora: bool = False  # train the lengths of the rows
     int8: bool = False  # store the matrices of the blocks in int8

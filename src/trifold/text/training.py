@@ -42,8 +42,9 @@ class TokenizerSettings(Settings):
     kind: Literal["byte-bpe", "bpe", "unigram", "word", "char"] = "bpe"
     vocab_size: int = Field(default=8000, ge=5)  # maximum number of tokens, including special ones
     joint: bool = True  # one vocabulary for source and target
-    # Of a pair (bpe), word or character that gets a token.
-    min_frequency: int = Field(default=2, ge=1)
+    min_frequency: int = Field(
+        default=2, ge=1, description="of a pair (bpe), word or character that gets a token"
+    )
     lowercase: bool = False
     punctuation: bool = True  # bpe, unigram, word: split off punctuation; false for tokenized text
     special: tuple[Literal["cls", "sep", "mask"], ...] = Field(
@@ -58,10 +59,15 @@ class TokenizerSettings(Settings):
     add: Annotated[tuple[str, ...], Field(strict=False)] | str = Field(
         (), description="tokens to add to those of `file`, or a file with one per line"
     )
-    # bpe, byte-bpe: the share of merges dropped in training.
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    # The number of first epochs with dropout; default: all.
-    dropout_epochs: int | None = Field(default=None, ge=1)
+    dropout: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="bpe, byte-bpe: share of merges dropped in training",
+    )
+    dropout_epochs: int | None = Field(
+        default=None, ge=1, description="number of first epochs with dropout; default all"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
