@@ -212,6 +212,16 @@ def loss_of(states: Tensor) -> Tensor:
     return (states * weights.to(states.dtype)).sum(-1).sin().sum()
 
 
+def gradient_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference of two elements, in units of the largest gradient of all."""
+    largest = max(float(each.abs().max()) for each in expected)
+    differences = [
+        float((one.double() - other.double()).abs().max())
+        for one, other in zip(got, expected, strict=True)
+    ]
+    return max(differences) / largest
+
+
 def assert_gradients_close(got: Sequence[Tensor], expected: Sequence[Tensor], limit: float) -> None:
     """As `assert_close`, in units of the largest gradient of all."""
     largest = max(float(each.abs().max()) for each in expected)
