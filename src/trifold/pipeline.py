@@ -63,8 +63,14 @@ class Pipeline(PredictMixin):
         self.model = model
         self.pictures = pictures
         self.modules = modules
+        config = model.config
+        writer = target_tokenizer or tokenizer
+        if tokenizer is not None:
+            tokenizer = tokenizer.for_model(config.vocab_size)
+        if writer is not None:
+            writer = writer.for_model(config.output_vocab_size)
         self.tokenizer = tokenizer
-        self.target_tokenizer = target_tokenizer or tokenizer
+        self.target_tokenizer = writer
         self.generation = GenerationConfig.parse(generation or {})
 
     def __repr__(self) -> str:
@@ -396,6 +402,7 @@ class Pipeline(PredictMixin):
         rows = [list(row.ids) for row in encoded]
         if language is not None:
             rows = set_language(encoded, language, self.reader.languages)
+            self.reader.check_ids(rows)
         if not has_encoder:
             return [truncate_ids(ids, limit, None) for ids in rows]
         end = self.config.eos_id
@@ -442,8 +449,9 @@ class Pipeline(PredictMixin):
             self.config.shape == "encoder-decoder" and self.tokenizer.library.post_processor is None
         )
         self.tokenizer.save(path, append_eos=append_eos)
-        if self.target_tokenizer is not None and self.target_tokenizer is not self.tokenizer:
-            self.target_tokenizer.save(path, TARGET_TOKENIZER_FILE)
+        target = self.target_tokenizer
+        if target is not None and target.library is not self.tokenizer.library:
+            target.save(path, TARGET_TOKENIZER_FILE)
 
     def _options(
         self, *, draft: Any = None, **arguments: Any

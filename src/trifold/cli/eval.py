@@ -437,7 +437,9 @@ def _open_task(
     # The data to measure also stands in for the training data, and would be reported twice.
     report = cache(request.report)
     seed = recipe.train.seed
-    context = BuildContext(data, recipe.tokenizer, pipeline.config, batches, seed, folder, report)
+    context = BuildContext(
+        data, recipe.tokenizer, pipeline.config, batches, seed, folder, report, is_trained=True
+    )
     bundle = settings.build(context)
     return pipeline, bundle.objective, bundle.valid
 

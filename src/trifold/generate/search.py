@@ -1,6 +1,6 @@
 """Entry point: settings select a search, the search runs, and outputs are returned for each row."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -276,14 +276,7 @@ def _encode_words(
     tokens, and for an unknown language.
     """
     for key in ID_SETTINGS:
-        wrong = next(
-            (i for i in _flatten(getattr(config, key)) if i >= model.output_vocab_size), None
-        )
-        if wrong is not None:
-            raise UsageError(
-                f"{key}: {wrong} is not a token id; the vocabulary has "
-                f"{model.output_vocab_size:,} tokens (from 0)"
-            )
+        _require_ids(key, _flatten(getattr(config, key)), model)
     given = [key for key in TEXT_SETTINGS if getattr(config, key) is not None]
     if not given:
         return config
@@ -309,6 +302,7 @@ def _set_language(
     no choice.
     """
     language = language_id("target_language", code, codec.languages)
+    _require_ids(f"target_language {code}", [language], model)
     only = next(
         (known for known, number in codec.languages.items() if number == model.start_id), code
     )
@@ -318,6 +312,16 @@ def _set_language(
         )
     first = None if language == model.start_id else language
     return config.model_copy(update={"forced_bos_token_id": first, "target_language": None})
+
+
+def _require_ids(key: str, ids: Iterable[int], model: ModelConfig) -> None:
+    """Raises UsageError for an id that the model cannot write."""
+    wrong = next((token for token in ids if token >= model.output_vocab_size), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{key}: {wrong} is not a token id; the vocabulary has "
+            f"{model.output_vocab_size:,} tokens (from 0)"
+        )
 
 
 def _flatten(ids: object) -> Iterator[int]:

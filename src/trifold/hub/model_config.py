@@ -45,6 +45,7 @@ def infer_config(
     if family.infer is not None:
         config = family.infer(config, weights)
     _check_sizes(config, weights, place)
+    _check_ids(config, place)
     return config, meta_parameters(config, place)
 
 
@@ -84,6 +85,23 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
         width = max(side.d_model, config.d_model)
         if widest * width > 2**48:
             raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")
+
+
+def _check_ids(config: ModelConfig, place: Path) -> None:
+    """Reject ids that the model reads in every batch or output, and has no row for."""
+    size = config.vocab_size
+    if config.shape == "encoder-decoder":
+        size = min(size, config.output_vocab_size)
+        if config.start_id >= config.output_vocab_size:
+            raise CheckpointError(
+                f"{place}: outputs start with the id {config.start_id}, but the model has "
+                f"{config.output_vocab_size:,} tokens (from 0); correct decoder_start_token_id"
+            )
+    if config.pad_id >= size and not config.n_patches:
+        raise CheckpointError(
+            f"{place}: the id of padding is {config.pad_id}, but the model has {size:,} tokens "
+            "(from 0); correct pad_token_id"
+        )
 
 
 def check_positions(config: ModelConfig, elements: int, at: str = "") -> None:

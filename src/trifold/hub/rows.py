@@ -348,6 +348,8 @@ def ids(
             raise SettingsError(f"pad_token_id: {pad} is outside the vocabulary of {size}")
         eos = _id_or(first_id(file.eos_token_id), size)
         spare = eos if eos < size else 0
+        if pad is not None and pad >= size:  # a token of the tokenizer that the model never reads
+            pad = None
         return {
             "pad_id": _id_or(pad, spare),
             "bos_id": _id_or(file.bos_token_id, spare),

@@ -70,10 +70,12 @@ def _table(session: Session, side: str) -> tuple[Tensor, Tokenizer]:
         raise UsageError(
             f"side {side!r}: this model has embeddings of {' and '.join(sides) or 'no tokens'}"
         )
-    codec = codec_of(pipeline, side)
     module: Any = getattr(pipeline.model, f"{side}_embeddings").tokens
-    table = module(torch.arange(codec.vocab_size, device=pipeline.device)[None])[0]
-    return table.float().cpu(), codec
+    rows = pipeline.config.vocab_size
+    if side == "decoder":
+        rows = pipeline.config.output_vocab_size
+    table = module(torch.arange(rows, device=pipeline.device)[None])[0]
+    return table.float().cpu(), codec_of(pipeline, side)
 
 
 def neighbours(session: Session, side: str, token: int | str, count: int = 10) -> Answer:
@@ -82,7 +84,7 @@ def neighbours(session: Session, side: str, token: int | str, count: int = 10) -
     """
     table, codec = _table(session, side)
     if isinstance(token, str):
-        token = _id_of(codec, token)
+        token = _id_of(codec, token, len(table))
     token = check_index("token", token, len(table))
     similarity = F.normalize(table, dim=-1) @ F.normalize(table[token], dim=-1)
     similarity[token] = -torch.inf
@@ -96,9 +98,11 @@ def neighbours(session: Session, side: str, token: int | str, count: int = 10) -
     }
 
 
-def _id_of(codec: Tokenizer, text: str) -> int:
-    """The id of a token by its name or its text. Raises UsageError for a text of several tokens."""
-    names = codec.pieces(range(codec.vocab_size))
+def _id_of(codec: Tokenizer, text: str, rows: int) -> int:
+    """The id of a token below `rows` by its name or its text. Raises UsageError for a text of
+    several tokens.
+    """
+    names = codec.pieces(range(rows))
     if text in names:
         return names.index(text)
     alone, after_space = codec.encode([text, f" {text}"])

@@ -68,7 +68,7 @@ def pack_rows(
     lengths = texts.lengths[rows]
     if width is not None:
         lengths = np.minimum(lengths, width)
-    inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.required("pad"))
+    inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.padding_id)
     if types is None:
         return inputs, packing
     segments = pad_end(types.joined(rows, lengths), packing.length, 0)

@@ -362,7 +362,7 @@ class Causal(Objective):
             sizes = np.minimum(sizes, width)
         indices = positions(chunks.starts, sizes)
         inputs, packing = pack(
-            examples.ids[indices], sizes, self.tokenizer.pad_id or 0, always_pad=False
+            examples.ids[indices], sizes, self.tokenizer.padding_id, always_pad=False
         )
         return Batch(inputs, pad_end(examples.ids[indices + 1], packing.length, -1), packing.n_real)
 

@@ -151,6 +151,9 @@ class DistillSettings(ObjectiveSettings):
             read_tokenizer(folder).save(context.folder)
         bundle = self.of.build(context)
         teacher, _ = load_model(folder)
+        if teacher.config.vocab_size > bundle.config.vocab_size:  # rows without a token
+            sizes = {"vocab_size": teacher.config.vocab_size}
+            bundle = replace(bundle, config=bundle.config.model_copy(update=sizes))
         if problem := next(self._mismatches(bundle.config, teacher), None):
             raise SettingsError(problem)
         bundle = replace(bundle, objective=Distill(self, bundle.objective, teacher))

@@ -25,6 +25,7 @@ from trifold.objectives.objective import (
 )
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
+from trifold.text.encoded import token_types
 from trifold.text.spans import Ids
 
 UNKNOWN = -100  # label of what is not in the loss
@@ -142,7 +143,7 @@ class LabelledObjective(Objective):
         reads_types = self.tokenizer.has_token_types and self.config.reads_segments
         if not reads_types or not any(any(row.types) for row in encoded):
             return texts, None
-        return texts, Ragged.of([row.types for row in encoded])
+        return texts, token_types(encoded, self.config.n_token_types)
 
     def report_unseen(
         self, rows: Rows, names: Iterable[str], noun: str, count: int | None = None

@@ -220,7 +220,7 @@ class MaskedLM(DocumentObjective):
         """Concatenate rows into one."""
         lengths = np.array([len(row.inputs) for row in rows], dtype=np.int64)
         ids = np.concatenate([row.inputs for row in rows])
-        inputs, packing = pack(ids, lengths, self.tokenizer.required("pad"))
+        inputs, packing = pack(ids, lengths, self.tokenizer.padding_id)
         if segments is not None and self.config.n_token_types > 1:
             inputs = replace(
                 inputs, segments=pad_end(np.concatenate(segments), packing.length, 0)[None]

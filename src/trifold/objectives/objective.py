@@ -33,7 +33,7 @@ from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.text.spans import Ids
 from trifold.text.special_tokens import merge_files, names_of
-from trifold.text.tokenizer import TOKENIZER_FILE
+from trifold.text.tokenizer import TARGET_TOKENIZER_FILE, TOKENIZER_FILE
 
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 AnyRows = TypeVar("AnyRows", bound=Rows)
@@ -52,7 +52,8 @@ class BuildContext:
     """The parts of a recipe that an objective is built from.
 
     folder: holds the tokenizers of the run; existing ones are loaded. report: receives lines about
-    the data. start: the config of the model that training starts from.
+    the data. start: the config of the model that training starts from. is_trained: whether `model`
+    is the config of a trained model, which is measured.
     """
 
     data: DataSettings
@@ -63,6 +64,7 @@ class BuildContext:
     folder: Path
     report: Callable[[str], None]
     start: ModelConfig | None = None
+    is_trained: bool = False
 
     @property
     def width(self) -> int:
@@ -141,12 +143,23 @@ class BuildContext:
         name: its file. note: for the report. save: options of `Tokenizer.save` for a new one.
         """
         if (path := self.folder / name).is_file():
-            return Tokenizer.load(path, dropout=self.tokenizer.dropout)
+            found = Tokenizer.load(path, dropout=self.tokenizer.dropout)
+            return self._fitted(found, name)
         self.report(f"tokenizer: {self.tokenizer.file or self.tokenizer.kind}{note} …")
         tokenizer = make_tokenizer(texts(), self.tokenizer)
         self.folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(self.folder, name, **save)
         return tokenizer
+
+    def _fitted(self, tokenizer: Tokenizer, name: str) -> Tokenizer:
+        """The tokenizer for the tables of a trained model; a new model gets the tables that it
+        needs.
+        """
+        if not self.is_trained:
+            return tokenizer
+        if name == TARGET_TOKENIZER_FILE:
+            return tokenizer.for_model(self.model.output_vocab_size)
+        return tokenizer.for_model(self.model.vocab_size)
 
     def config_for(self, tokenizer: Tokenizer) -> ModelConfig:
         """The model's config with the vocabulary size and special ids of its only tokenizer. A

@@ -99,7 +99,7 @@ class Permutation(DocumentObjective):
         positions = [np.flatnonzero(order) for order in orders]
         labels = [ids[targets] for ids, targets in zip(texts, positions, strict=True)]
         lengths = torch.tensor([len(ids) for ids in texts])
-        tokens = _padded(texts, self.tokenizer.required("pad"))
+        tokens = _padded(texts, self.tokenizer.padding_id)
         inputs = Inputs(tokens, padding_mask(lengths, int(lengths.max())), order=_padded(orders, 0))
         return PermutedBatch(
             inputs, _padded(labels, -1), sum(map(len, positions)), _padded(positions, 0)

@@ -95,7 +95,7 @@ def _fillings(tokenizer: Tokenizer, row: Encoded, mask: int, best: Tensor) -> li
     for position, scores, tokens in zip(positions, scores_of_masks, tokens_of_masks, strict=True):
         filled = [_fill(row.ids, position, token, shown) for token in tokens]
         sequences = tokenizer.decode(filled, keep_special=len(positions) > 1)
-        words = tokenizer.decode([[token] for token in tokens], keep_special=True)
+        words = tokenizer.texts(tokens)
         fillings.append(list(map(Filling, words, scores, tokens, sequences)))
     return fillings
 

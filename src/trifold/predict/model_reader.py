@@ -19,7 +19,7 @@ from trifold.nn.parts import EmbeddingsPart, part_of
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, report
-from trifold.text.encoded import check_strings
+from trifold.text.encoded import check_strings, token_types
 
 Overflow = Literal["error", "truncate"]
 Apply = Callable[[Inputs], Sequence[Tensor] | Tensor]  # one tensor for each row of the inputs
@@ -159,14 +159,8 @@ class ModelReader:
         config = self.config
         every = np.arange(len(rows))
         inputs = pad_rows(Ragged.of([row.ids for row in rows]), every, config.pad_id)
-        largest = int(inputs.tokens.max())
-        if largest >= config.vocab_size:
-            raise CheckpointError(
-                f"the tokenizer gives the id {largest}, but the model has {config.vocab_size:,} "
-                "tokens; they do not belong together"
-            )
         if config.reads_segments and self.required_tokenizer.has_token_types:
-            types = Ragged.of([row.types for row in rows])
+            types = token_types(rows, config.n_token_types)
             inputs = replace(inputs, segments=types.padded(every, inputs.tokens.shape[1], 0))
         return inputs
 

@@ -269,7 +269,7 @@ class Trace(dict[str, Tensor]):
             logits = logits[position]
         if token is None:
             return logits[logits.argmax()]
-        return logits[token]
+        return logits[check_index("token", token, len(logits))]
 
     def _gradients(self, output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         if not output.requires_grad:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from trifold.errors import DataError, UsageError
+from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.jsonfiles import lone_surrogate
+from trifold.ragged import Ragged
 
 Cut = Literal["longest_first", "only_first", "only_second"]
 _BATCH = 10_000  # texts encoded at once: enough for all cores, few enough to bound the memory
@@ -41,6 +42,20 @@ def add_special_tokens(library: Any, first: Any, second: Any | None, dropped: in
         None if special else int(next(places) >= length) for special in whole.special_tokens_mask
     ]
     return Encoded(whole.ids, whole.type_ids, whole.offsets, texts, dropped, whole.word_ids)
+
+
+def token_types(rows: Sequence[Encoded], count: int) -> Ragged:
+    """The token types of rows, for a model with a table of `count` of them (0: any number). Raises
+    CheckpointError for a type beyond it.
+    """
+    types = Ragged.of([row.types for row in rows])
+    if count and len(types.ids) and int(types.ids.max()) >= count:
+        raise CheckpointError(
+            f"the tokenizer gives the token type {types.ids.max()}, but the model has {count:,} "
+            "token types (from 0): they do not belong together; give the tokenizer of the model, "
+            "or single texts"
+        )
+    return types
 
 
 def split_encoding(encoding: Any, size: int, overlap: int) -> list[Any]:

@@ -1,10 +1,11 @@
 """Text to token ids and back, for batches of texts."""
 
+import copy
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -111,15 +112,19 @@ class Tokenizer:
         self.cls_id = self._id("cls_token")
         self.sep_id = self._id("sep_token")
         self.mask_id = self._id("mask_token")
+        # The rows of the table of a model and the ids beyond it, which `for_model` sets.
+        self._rows = 0
+        self._outside = frozenset[int]()
 
     # --- properties -------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, including special ones. Every id is below it unless the vocabulary has
-        gaps.
+        """One more than the largest id: the rows that a table of tokens needs. Some ids below it
+        have no token if the vocabulary has gaps.
         """
-        return int(self.library.get_vocab_size(with_added_tokens=True))
+        ids = self.library.get_vocab(with_added_tokens=True).values()
+        return max(ids, default=-1) + 1
 
     def required(self, role: str) -> int:
         """The id of the special token of a role (`pad`, `eos`, …). Raises DataError if there is
@@ -130,7 +135,17 @@ class Tokenizer:
             raise DataError(
                 f"the tokenizer has no {role} token, which is needed; name one in its settings"
             )
+        self.check_ids([[number]])
         return number
+
+    @property
+    def padding_id(self) -> int:
+        """The id of padding, which no other position reads: that of the pad token, if there is one
+        and the model has it, or else 0.
+        """
+        if self.pad_id is None or self.pad_id in self._outside:
+            return 0
+        return self.pad_id
 
     def _id(self, role: str) -> int | None:
         name = self.names.get(role)
@@ -174,6 +189,33 @@ class Tokenizer:
         parts = [json.dumps(document, sort_keys=True).encode("utf-8")]
         parts += [self.files[name] for name in sorted(self.files)]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    # --- the table of a model ---------------------------------------------------------------------
+
+    def for_model(self, rows: int) -> Self:
+        """This tokenizer for a model whose table has `rows` tokens. What it encodes to an id that
+        the table lacks raises CheckpointError.
+        """
+        if self.vocab_size <= rows:
+            return self
+        ids = self.library.get_vocab(with_added_tokens=True).values()
+        fitted = copy.copy(self)
+        fitted._rows = rows
+        fitted._outside = frozenset(number for number in ids if number >= rows)
+        return fitted
+
+    def check_ids(self, rows: Iterable[Sequence[int]]) -> None:
+        """Raises CheckpointError for an id that the table of the model lacks."""
+        if not self._outside:
+            return
+        for ids in rows:
+            token = next((number for number in ids if number in self._outside), None)
+            if token is not None:
+                raise CheckpointError(
+                    f"the tokenizer gives the id {token} ({self.pieces([token])[0]!r:.40}), but "
+                    f"the model has {self._rows:,} tokens (from 0): they do not belong together; "
+                    "give the tokenizer of the model, or leave this token out"
+                )
 
     # --- text to ids ------------------------------------------------------------------------------
 
@@ -223,6 +265,7 @@ class Tokenizer:
         for batch in batches:
             columns = [self._encode(column, special_in_text) for column in batch]
             rows += [row(*encodings) for encodings in zip(*columns, strict=True)]
+        self.check_ids(row.ids for row in rows)
         return rows
 
     def windows(
@@ -244,7 +287,9 @@ class Tokenizer:
         second = self._encode([other], special_in_text)[0]
         size = max_length - self.library.num_special_tokens_to_add(True) - len(first)
         parts = split_encoding(second, size, stride)
-        return [add_special_tokens(self.library, first, part, 0) for part in parts]
+        rows = [add_special_tokens(self.library, first, part, 0) for part in parts]
+        self.check_ids(row.ids for row in rows)
+        return rows
 
     def sample(
         self, texts: Sequence[str], seed: int, indices: Sequence[int] | None = None
@@ -259,7 +304,9 @@ class Tokenizer:
         if indices is None:
             indices = range(len(texts))
         self._patterns.check(texts, special=None)
-        return self._bpe_dropout.encode(texts, seed, indices)
+        rows = self._bpe_dropout.encode(texts, seed, indices)
+        self.check_ids(rows)
+        return rows
 
     @cached_property
     def _bpe_dropout(self) -> BPEDropout:
@@ -297,13 +344,15 @@ class Tokenizer:
             inputs: Sequence[Any] = texts
             if is_segmented and segment is not None:
                 inputs = [segment(text) for text in texts]
-            return list(encode(inputs, is_pretokenized=is_segmented, add_special_tokens=False))
+            encodings = encode(inputs, is_pretokenized=is_segmented, add_special_tokens=False)
         except BaseException as error:  # some invalid files fail only when a text is encoded
             verify(texts)
             if type(error) is not Exception and not is_panic(error):  # the library raises both
                 raise
             message = f"the tokenizer's files are damaged: encoding a text failed ({error})"
             raise CheckpointError(message) from None
+        self.check_ids(encoding.ids for encoding in encodings)
+        return list(encodings)
 
     def _segment_around_special(self, text: str) -> list[str]:
         assert self._segment is not None
@@ -401,6 +450,15 @@ class Tokenizer:
             return [clean_up_spaces(text) for text in texts]
         return list(texts)
 
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token alone; its name as in `pieces` if it has no token."""
+        texts = self.decode([[token] for token in ids], keep_special=True)
+        names = self.pieces(ids)
+        return [
+            name if self.library.id_to_token(token) is None else text
+            for token, text, name in zip(ids, texts, names, strict=True)
+        ]
+
     def stream(self, *, keep_special: bool = False) -> TextStream:
         """Decode ids one by one; never yields a part of a character."""
         joins = self._cleans_up or isinstance(self.library.decoder, decoders.WordPiece)
@@ -415,15 +473,20 @@ class Tokenizer:
         )
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        r"""Every token in readable form: ▁ for a space, \xNN for bytes that form no character."""
+        r"""Every token in readable form: ▁ for a space, \xNN for bytes that form no character,
+        <id 7> for an id without a token, which a model with more rows than tokens may write.
+        """
         is_byte_level = isinstance(self.library.decoder, decoders.ByteLevel)
         added = self.library.get_added_tokens_decoder()
         pieces = []
         for token in ids:
-            piece = str(self.library.id_to_token(token))
-            if is_byte_level and token not in added:
-                raw = bytes(BYTE_ALPHABET[character] for character in piece)
-                piece = raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
+            piece = None
+            if 0 <= token < self.vocab_size:
+                piece = self.library.id_to_token(token)
+            if piece is None:
+                piece = f"<id {token}>"
+            elif is_byte_level and token not in added:
+                piece = _visible_bytes(piece)
             pieces.append(piece)
         return pieces
 
@@ -467,6 +530,7 @@ class Tokenizer:
         ids, of_text = TemplateTokens(self.library, self.special_names).encode(text, run)
         if not self._forbidden_ids.isdisjoint(of_text):
             ids, _ = TemplateTokens(self._splits_names, self.special_names).encode(text, run)
+        self.check_ids([ids])
         return ids
 
     # --- files ------------------------------------------------------------------------------------
@@ -554,6 +618,16 @@ class Tokenizer:
         if (file.parent / SETTINGS[0]).is_file():
             own.setdefault("split_special_tokens", False)
         return cls(library, dropout=dropout, names=names, settings=own, guard=guard)
+
+
+def _visible_bytes(piece: str) -> str:
+    """A token of byte-level BPE in readable form; as it is, if it is not written in that alphabet,
+    as tokens of other files may be.
+    """
+    if not BYTE_ALPHABET.keys() >= {*piece}:
+        return piece
+    raw = bytes(BYTE_ALPHABET[character] for character in piece)
+    return raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

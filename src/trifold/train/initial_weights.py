@@ -111,6 +111,7 @@ def start_from(
     with_new_rows = set[str]()
     if new:
         with_new_rows = _add_token_rows(theirs, ours, new)
+    _check_tables(folder, theirs, ours)
     _check_shapes(folder, theirs, ours)
     copied = {
         name for name in ours.keys() & theirs.keys() if ours[name].shape == theirs[name].shape
@@ -186,6 +187,18 @@ def _add_token_rows(theirs: dict[str, Tensor], ours: dict[str, Tensor], new: ran
         theirs[name] = torch.cat([table, mean.expand(missing, *mean.shape[1:])])
         theirs[name][new.start : new.stop] = mean
     return names
+
+
+def _check_tables(folder: str, theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> None:
+    """Raises SettingsError if their tables of tokens lack rows for tokens of our tokenizer."""
+    for name in sorted(ours.keys() & theirs.keys()):
+        needed = len(ours[name])
+        if name.endswith(TOKEN_TABLES) and len(theirs[name]) < needed:
+            raise SettingsError(
+                f"start_from: {folder}: the model has {len(theirs[name]):,} tokens, but the "
+                f"tokenizer {needed:,}; set tokenizer.file to the tokenizer of that model, or "
+                "remove the tokens that were added to it"
+            )
 
 
 def _check_shapes(folder: str, theirs: dict[str, Tensor], ours: dict[str, Tensor]) -> None:
