@@ -12,7 +12,14 @@ from trifold.sandbox import Sandbox, SandboxError, SandboxStartError
 
 HANDLER = """
 import os, time
+kept = []
 def answer(request):
+    if "keep" in request:
+        import resource
+        kept.append(bytearray(request["keep"]))
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return {"pid": os.getpid(), "limit": limit, "kept": len(kept)}
+    if "error" in request: return {"error": str(os.getpid())}
     if "sleep" in request: time.sleep(request["sleep"])
     if "allocate" in request: return {"size": len(bytearray(request["allocate"]))}
     if "exit" in request: os._exit(1)
@@ -66,6 +73,27 @@ def test_memory_is_limited_for_each_request(sandbox: Sandbox) -> None:
         with pytest.raises(SandboxError, match="more memory than it may"):
             sandbox.request({"allocate": 2**28}, **LIMITS)
         assert sandbox.request({"allocate": 2**28}, timeout=30, memory=2**29) == {"size": 2**28}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
+def test_the_limit_of_a_process_does_not_grow_with_what_it_keeps(sandbox: Sandbox) -> None:
+    limits: dict[int, set[int]] = {}
+    with sandbox:
+        for _ in range(8):
+            answer = sandbox.request({"keep": 20 * 2**20}, **LIMITS)
+            limits.setdefault(answer["pid"], set()).add(answer["limit"])
+            # It is replaced before what it keeps could reach the limit.
+            assert answer["kept"] <= 2
+        assert len(limits) > 1 and all(len(each) == 1 for each in limits.values())
+        with pytest.raises(SandboxError, match="more memory than it may"):
+            sandbox.request({"keep": 100 * 2**20}, **LIMITS)
+
+
+def test_a_process_that_answers_with_an_error_is_replaced(sandbox: Sandbox) -> None:
+    with sandbox:
+        process = sandbox.request({}, **LIMITS)["pid"]
+        assert sandbox.request({"error": 1}, **LIMITS) == {"error": str(process)}
+        assert sandbox.request({}, **LIMITS)["pid"] != process
 
 
 def test_a_handler_that_does_not_start_names_the_reason(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from trifold.objectives.defaults import complete
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import Conflict, Settings, nearest, warn
 from trifold.text import TokenizerSettings
-from trifold.yaml_dialect import YAMLError, dump, load, parse
+from trifold.yaml_dialect import MAX_CHARACTERS, YAMLError, dump, load, parse
 
 INCLUDED = importlib.resources.files("trifold") / "recipes"
 # Schedules whose rates depend on the number of steps -> the attribute of `TrainSettings` with the
@@ -572,6 +572,9 @@ def _read(name: str | Path) -> tuple[dict[str, Any], str, bool]:
 def _read_file(path: Path) -> dict[str, Any]:
     """The values of a recipe file. Raises SettingsError, or UsageError if it cannot be read."""
     try:
+        size = path.stat().st_size
+        if size > 4 * MAX_CHARACTERS:
+            raise SettingsError(f"{path}: {size:,} bytes is too large; is this a recipe?")
         return parse(path.read_text("utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise SettingsError(

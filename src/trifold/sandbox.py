@@ -3,6 +3,8 @@
 The child is this file, run as a program. It imports a handler, a Python file with a function
 `answer(request)`, and nothing of trifold. It inherits only harmless environment variables, may use
 a limited amount of memory where the system can limit it, and is killed when it exceeds its time.
+What it uses after its imports is measured once, so what a request leaves behind counts for the next
+ones; a child that keeps much, or that answers with an error, is replaced.
 
     python -P sandbox.py HANDLER
 """
@@ -53,9 +55,10 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     def request(self, message: Mapping[str, Any], *, timeout: float, memory: int) -> dict[str, Any]:
         """The handler's answer to `message`.
 
-        memory: bytes that the request may use on top of what the child uses before it. Raises
+        memory: bytes that the child may use on top of what it uses after its imports. Raises
         TypeError or ValueError if JSON cannot hold the message, SandboxError if there is no answer;
-        then the child is stopped.
+        then the child is stopped. It also is after an answer with the key `error`, and if it still
+        uses more than half of `memory`.
         """
         line = json.dumps({"memory": memory, "message": message}, allow_nan=False)
         with self._lock:
@@ -66,15 +69,22 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             try:
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
-                answer = json.loads(self._lines.get(timeout=timeout))
+                reply = json.loads(self._lines.get(timeout=timeout))
+                answer = reply["answer"]
+                kept = reply["kept"]
             except queue.Empty:
                 self.stop()
                 raise SandboxError(f"it ran for more than {timeout:g} s") from None
-            except (OSError, ValueError):
+            except (OSError, ValueError, TypeError, KeyError):
                 answer = None
-            if not isinstance(answer, dict):
+            except BaseException:  # Ctrl-C: the next request must not read this answer
+                self.stop()
+                raise
+            if not isinstance(answer, dict) or not isinstance(kept, int):
                 self.stop()
                 raise SandboxError("it used more memory than it may, or crashed")
+            if "error" in answer or kept > memory // 2:
+                self.stop()
             return answer
 
     def stop(self) -> None:
@@ -126,18 +136,22 @@ def _read_lines(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -
 # --- in the child ---------------------------------------------------------------------------------
 
 
-def _limit_memory(allowance: int) -> None:
-    """Limit the address space to what is in use now plus `allowance`, on Linux."""
+def _used_memory() -> int:
+    """The bytes of the address space that are in use; 0 where the system does not say."""
+    with contextlib.suppress(ImportError, OSError):
+        import resource
+
+        pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]
+        return int(pages) * resource.getpagesize()
+    return 0
+
+
+def _limit_memory(most: int) -> None:
+    """Limit the address space, on Linux."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        used = (
-            int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-            * resource.getpagesize()
-        )
-        resource.setrlimit(
-            resource.RLIMIT_AS, (used + allowance, resource.getrlimit(resource.RLIMIT_AS)[1])
-        )
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def _serve(handler: str) -> None:
@@ -145,10 +159,14 @@ def _serve(handler: str) -> None:
     output = sys.stdout
     print("ready", file=output, flush=True)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the parent reads stderr only until "ready"
+    base = _used_memory()
     for line in sys.stdin:
         request = json.loads(line)
-        _limit_memory(request["memory"])
-        print(json.dumps(answer(request["message"])), file=output, flush=True)
+        if base:
+            _limit_memory(base + request["memory"])
+        answered = answer(request["message"])
+        reply = {"answer": answered, "kept": _used_memory() - base}
+        print(json.dumps(reply), file=output, flush=True)
 
 
 if __name__ == "__main__":

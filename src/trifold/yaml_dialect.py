@@ -1,5 +1,9 @@
 """The YAML dialect of recipes: plain values only, with the differences from YAML 1.1 listed in
 `_Loader`.
+
+A text may come from others, so its characters, values and nesting are limited, far beyond any
+recipe; the largest text that is accepted takes less than a second. Aliases and merges count as the
+values that they stand for.
 """
 
 import re
@@ -11,11 +15,23 @@ from yaml import YAMLError
 
 from trifold.errors import SettingsError
 
-__all__ = ["YAMLError", "dump", "load", "parse"]
+__all__ = ["MAX_CHARACTERS", "LimitError", "YAMLError", "dump", "load", "parse"]
+
+MAX_CHARACTERS = 2**19
+MAX_VALUES = 20_000  # keys and values, aliases counted as what they stand for
+MAX_NESTING = 100
+_LARGEST = "a recipe has at most"
+
+
+class LimitError(yaml.MarkedYAMLError):
+    """A text that is larger than any recipe."""
 
 
 def load(text: str) -> Any:
-    """Parse a value. Raises YAMLError."""
+    """Parse a value. Raises YAMLError; LimitError for a text that is too large."""
+    if len(text) > MAX_CHARACTERS:
+        problem = f"{len(text):,} characters; {_LARGEST} {MAX_CHARACTERS:,}"
+        raise LimitError(problem=problem)
     try:
         return yaml.load(text, _Loader)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -35,6 +51,8 @@ def parse(text: str, place: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
+        if isinstance(error, LimitError):
+            raise SettingsError(f"{where}: {error.problem}") from None
         raise SettingsError(f"{where}: not valid YAML: {error.problem or error.context}") from None
     except (YAMLError, RecursionError) as error:
         raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
@@ -63,12 +81,49 @@ class _Loader(yaml.SafeLoader):
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        # So far, with those that aliases stand for; and by the id of a node, those in it.
+        self._values = 0
+        self._values_in: dict[int, int] = {}
+        self._nesting = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        before = self._values
+        self._nesting += 1
+        self._count(1, event)
+        node = super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self._values_in:
+                problem = f"the alias *{event.anchor} stands for a value that contains it"
+                raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+            self._count(self._values_in[id(node)], event)
+        else:
+            self._values_in[id(node)] = self._values - before
+        self._nesting -= 1
+        return node
+
+    def _count(self, values: int, event: yaml.Event) -> None:
+        """Raise LimitError at the event that makes the text too large."""
+        self._values += values
+        problem = ""
+        if self._values > MAX_VALUES:
+            problem = f"too many keys and values; {_LARGEST} {MAX_VALUES:,}"
+        elif self._nesting > MAX_NESTING:
+            problem = f"nested too deeply; {_LARGEST} {MAX_NESTING} levels"
+        if problem:
+            raise LimitError(problem=problem, problem_mark=event.start_mark)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        duplicates = [key for index, key in enumerate(keys) if key in keys[:index]]
-        if duplicates:
-            problem = f"duplicate key {str(duplicates[0])!r}; keep one of them"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        keys = set[str]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # which has no hash, and is reported below
+            if key.value in keys:
+                problem = f"duplicate key {str(key.value)!r:.100}; keep one of them"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:

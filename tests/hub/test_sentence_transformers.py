@@ -195,6 +195,14 @@ def test_an_invalid_list_of_modules_is_an_error(content, tmp_path):
         read_modules(tmp_path)
 
 
+def test_a_long_prompt_is_an_error(tmp_path):
+    (tmp_path / "modules.json").write_text(BASIC)
+    prompts = {"prompts": {"query": "long " * 2**20}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with pytest.raises(CheckpointError, match=r"prompts\.query: 5,242,880 characters; at most 16,"):
+        read_modules(tmp_path)
+
+
 PUBLISHED = {
     "e5": ("bert", {"mean_tokens": True}, {}),
     "bge": ("bert", {"cls_token": True, "mean_tokens": False}, {"do_lower_case": True}),

@@ -251,6 +251,7 @@ TOO_MUCH = {
     "output": "{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
     "words": "{{ lipsum(n=10**6) }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "system prompt": "{{ 'You are helpful. ' * 5000 }}{{ messages[0].content }}",
 }
 ESCAPES = {
     "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -283,6 +284,12 @@ def test_an_endless_template_is_stopped(name: str) -> None:
 def test_a_template_that_exceeds_limits_or_escapes_is_rejected(name: str) -> None:
     with pytest.raises(CheckpointError, match="chat template"):
         render((TOO_MUCH | ESCAPES)[name], {"messages": [{"role": "user"}]})
+
+
+def test_a_template_may_repeat_long_messages() -> None:
+    messages = [{"role": "user", "content": "a long text " * 20_000}]
+    template = "{{ 'Be brief. ' * 100 }}{{ messages[0].content }}{{ messages[0].content }}"
+    assert len(render(template, {"messages": messages})) == 1_000 + 2 * 240_000
 
 
 def test_a_template_that_is_too_long_or_not_utf8(tmp_path: Path) -> None:

@@ -63,7 +63,13 @@ TOKENS = (
 )
 LISTS = (*TOKENS, "stop_strings", "bad_words", "force_words")
 MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(LISTS, 10_000) | {"num_beam_groups": 100}
-MAX_VALUES |= dict.fromkeys(("max_new_tokens", "max_length"), 2**17)
+# Each step of a search compares every beam with every phrase that must appear.
+MAX_VALUES |= dict.fromkeys(("force_words", "force_words_ids"), 500)
+MAX_LENGTHS = ("max_new_tokens", "max_length")
+MAX_VALUES |= dict.fromkeys(MAX_LENGTHS, 2**17)
+# Tokens of all outputs of a text that a search follows at once, if it follows several.
+MAX_SEARCH = 2**18
+SEVERAL = ("num_beams", "num_return_sequences", "top_k")
 
 IDS = {"pad_token_id": "pad_id", "bos_token_id": "bos_id", "decoder_start_token_id": "start_id"}
 END = "eos_token_id"  # may be several, or differ from config.json; generation uses this one
@@ -183,6 +189,27 @@ def check_limits(settings: Mapping[str, Any], at: str = "") -> None:
                 f"{at}{key}: {value}{unit} is more than {largest:,}, the largest in the file of "
                 f"a model; {remedy}"
             )
+    _check_search(settings, at)
+
+
+def _check_search(settings: Mapping[str, Any], at: str) -> None:
+    """Raise SettingsError for a search that follows many long outputs."""
+    several = {key: settings.get(key) for key in SEVERAL}
+    if not settings.get("penalty_alpha"):
+        del several["top_k"]  # which then chooses among the tokens of one output
+    counts = {key: count for key, count in several.items() if isinstance(count, int)}
+    lengths = {key: length for key in MAX_LENGTHS if isinstance(length := settings.get(key), int)}
+    if not counts or not lengths:
+        return
+    outputs = max(counts, key=lambda key: counts[key])
+    length = min(lengths, key=lambda key: lengths[key])
+    tokens = counts[outputs] * lengths[length]
+    if counts[outputs] > 1 and tokens > MAX_SEARCH:
+        raise SettingsError(
+            f"{at}{outputs}: {counts[outputs]} outputs of {length} {lengths[length]} are "
+            f"{tokens:,} tokens, more than {MAX_SEARCH:,}, the most in the file of a model; lower "
+            "one of the two, or remove it and give it as an argument"
+        )
 
 
 def _characters_or_one(leaf: object) -> int:

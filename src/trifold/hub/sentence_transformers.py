@@ -23,6 +23,8 @@ LIMITS = "sentence_bert_config.json"
 PROMPTS = "config_sentence_transformers.json"
 TOKENIZER = "tokenizer_config.json"
 MAX_DENSE = 8  # layers, beyond any model in use
+# Characters; the longest in use have a few hundred, and each is read with every text.
+MAX_PROMPT = 2**14
 # Poolings in old folders, each with a boolean, and in new ones -> ours.
 OLD = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "last"}
 POOLINGS = OLD | {"cls": "cls", "mean": "mean", "max": "max"}
@@ -261,6 +263,12 @@ def _read_prompts(folder: Path) -> SentenceModules:
         isinstance(text, str) for text in texts.values() if text
     ):
         raise _unsupported(file, "prompts", texts)
+    for name, text in texts.items():
+        if len(text or "") > MAX_PROMPT:
+            raise CheckpointError(
+                f"{file}: prompts.{name:.60}: {len(text):,} characters; at most {MAX_PROMPT:,} are "
+                "put before a text"
+            )
     default = settings.get("default_prompt_name")
     if default is not None and default not in [*texts]:
         raise _unsupported(file, "default_prompt_name", default)

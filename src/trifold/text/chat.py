@@ -4,6 +4,7 @@ Templates run in a sandbox process (`chat_handler`), which is started by the fir
 then reused.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from trifold.sandbox import Sandbox, SandboxError
 MAX_TEMPLATE = 1 << 20  # bytes; the longest in use have about 30,000
 TIMEOUT = 5.0  # seconds for one rendering; usual ones take a thousandth
 _MEMORY = 1 << 30  # bytes for one rendering
+# Characters that a template may add to those of its values, such as the system prompt of a model.
+MAX_ADDED = 1 << 16
 _SANDBOX = Sandbox(Path(__file__).with_name("chat_handler.py"))
 
 
@@ -53,7 +56,7 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     something that is not allowed, or exceeds the time or memory limit.
     """
     try:
-        request = {"template": template, "values": dict(values)}
+        request = {"template": template, "values": dict(values), "most": _most(values)}
         found = _SANDBOX.request(request, timeout=timeout, memory=_MEMORY)
     except SandboxError as error:
         raise CheckpointError(f"the chat template was stopped: {error}") from None
@@ -66,6 +69,11 @@ def render(template: str, values: Mapping[str, Any], *, timeout: float = TIMEOUT
     if "error" in found:
         raise CheckpointError(f"the chat template cannot be used ({found['error']})")
     return str(found["text"])
+
+
+def _most(values: Mapping[str, Any]) -> int:
+    """The characters that a template may return: each value several times, and its own."""
+    return 4 * len(json.dumps(values, ensure_ascii=False)) + MAX_ADDED
 
 
 def template_values(

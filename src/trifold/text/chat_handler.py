@@ -19,8 +19,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-# Characters of the result, and entries of any string or list multiplied or concatenated.
-MAX_LENGTH = 1 << 24
+MAX_LENGTH = 1 << 24  # entries of any string or list multiplied or concatenated
 
 
 class MessagesRejectedError(Exception):
@@ -139,13 +138,20 @@ def _compile(template: str) -> jinja2.Template:
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """{"text": …}, {"refused": …} if the template rejects the messages, or {"error": …}."""
+    """{"text": …}, {"refused": …} if the template rejects the messages, or {"error": …}; most: the
+    characters of the text.
+    """
+    most = request["most"]
     try:
         parts: list[str] = []
         length = 0
         for part in _compile(request["template"]).generate(**request["values"]):
             length += len(part)
-            _check_length(length)
+            if length > most:
+                raise SecurityError(
+                    f"it writes more than {most:,} characters for these messages; shorten what it "
+                    "adds to them"
+                )
             parts.append(part)
         return {"text": "".join(parts)}
     except MessagesRejectedError as error:
