@@ -89,7 +89,7 @@ class _Loader(yaml.SafeLoader):
         self._nesting = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
         self._nesting += 1
         self._count(1, event)
@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):
         self._nesting -= 1
         return node
 
-    def _count(self, values: int, event: yaml.Event) -> None:
+    def _count(self, values: int, event: Any) -> None:
         """Raise LimitError at the event that makes the text too large."""
         self._values += values
         problem = ""
