@@ -97,7 +97,8 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self._values_in:
                 problem = f"the alias *{event.anchor} stands for a value that contains it"
-                raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+                place: Any = event.start_mark
+                raise yaml.composer.ComposerError(None, None, problem, place)
             self._count(self._values_in[id(node)], event)
         else:
             self._values_in[id(node)] = self._values - before
