@@ -228,7 +228,7 @@ class Pipeline(PredictMixin):
         """The inputs of the first stack: pixels, ids, or texts."""
         if self.config.n_patches:
             pixels = _tensor("tokens", tokens, "pixels of shape (B, channels, height, width)")
-            return Inputs(pixels=pixels.to(next(self.model.parameters())))
+            return Inputs(pixels=pixels.to(self.device))
         if isinstance(tokens, str):
             tokens = [tokens]
         if isinstance(tokens, list | tuple) and any(isinstance(text, str) for text in tokens):

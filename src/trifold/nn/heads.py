@@ -25,6 +25,7 @@ from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.inputs import Inputs
 from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear, Residual, scaled
 from trifold.nn.norms import new_norm
+from trifold.nn.precision import wide_dtype, widened
 
 
 class LanguageModelHead(nn.Module):
@@ -53,8 +54,9 @@ class LanguageModelHead(nn.Module):
         return scaled(hidden, self.scale)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden (…, E) -> logits (…, V) in float32."""
-        logits = ops.linear(self.features(hidden), self.weight, self.bias, torch.float32)
+        """hidden (…, E) -> logits (…, V) in float32, or in float64 if the model has it."""
+        features = self.features(hidden)
+        logits = ops.linear(features, self.weight, self.bias, wide_dtype(features))
         if self.soft_cap is None:
             return logits
         return self.soft_cap * torch.tanh(logits / self.soft_cap)
@@ -111,7 +113,8 @@ class Classes(nn.Module):
         self.out_proj = Linear(width, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
-        """hidden (B, T, E) -> (B, C), or (B, T, C) for every token. Raises ValueError if an
+        """hidden (B, T, E) -> (B, C), or (B, T, C) for every token, in float32, or in float64 if
+        the model has it. Raises ValueError if an
         end-of-sequence token to be read is missing.
         """
         state = self.read(hidden, inputs, pooled)
@@ -123,7 +126,7 @@ class Classes(nn.Module):
             if self.norm is not None:
                 s = self.norm(s)
             s = self.drop(s)
-        logits: Tensor = self.out_proj(s).float()
+        logits: Tensor = widened(self.out_proj(s))
         if self.state == "mean-logits":
             return _mean(logits, inputs)
         return logits

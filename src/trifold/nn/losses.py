@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.nn import ops
+from trifold.nn.precision import widened
 
 CHUNK = 512  # rows whose logits are computed at once
 
@@ -60,7 +61,7 @@ def score_targets(
     for rows, labels in zip(
         hidden[has_target].split(CHUNK), targets[has_target].split(CHUNK), strict=True
     ):
-        logits = F.linear(rows, weight, bias).float()
+        logits = widened(F.linear(rows, weight, bias))
         nll = nll + F.cross_entropy(logits, labels, reduction="sum")
         correct = correct + (logits.argmax(-1) == labels).sum()
     return TargetScores(nll, correct)

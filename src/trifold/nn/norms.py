@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from trifold.nn import ops
 from trifold.nn.config import CoreConfig
 from trifold.nn.hooks import Hookable
+from trifold.nn.precision import widened
 
 
 class Norm(Hookable, ABC):
@@ -97,14 +98,13 @@ class RMSNorm(Norm):
         if not self.offset:
             return F.rms_norm(x, (self.width,), self.weight, self.epsilon)
         # In bf16, 1 + weight would lose most bits of the weight.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return F.rms_norm(x.to(wide), (self.width,), self.factor, self.epsilon).to(x.dtype)
+        return F.rms_norm(widened(x), (self.width,), self.factor, self.epsilon).to(x.dtype)
 
     @property
     def factor(self) -> Tensor:
         """(E,) the factor of the normalized x, in at least fp32."""
         assert self.weight is not None
-        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + self.offset
+        return widened(self.weight) + self.offset
 
     @staticmethod
     def parameters_of(config: CoreConfig, letter: str) -> str:

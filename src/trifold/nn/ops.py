@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from trifold.nn.cache import Cache
 from trifold.nn.hooks import AttentionHooks
 from trifold.nn.masks import Mask, PairBias
+from trifold.nn.precision import widened
 from trifold.nn.rng import thread_rng
 
 # --- embeddings and linear layers -----------------------------------------------------------------
@@ -186,9 +187,7 @@ def cross_entropy(
     (N,), -1 where a row has none: sums over rows of the smoothed loss, and of the negative
     log-likelihood, which has no gradient.
     """
-    logits = F.linear(hidden, weight, bias)
-    if logits.dtype is not torch.float64:
-        logits = logits.float()
+    logits = widened(F.linear(hidden, weight, bias))
     loss = F.cross_entropy(
         logits, targets, reduction="sum", label_smoothing=smoothing, ignore_index=-1
     )

@@ -162,6 +162,13 @@ class Transformer(nn.Module):
             decoder_inputs = shift_right(inputs, start)
         return self.decode(decoder_inputs, self.encode(inputs))
 
+    def query_states(self, inputs: Inputs, query_index: Tensor) -> Tensor:
+        """The states (B, P, E) of a query stream that predict the tokens query_index (B, P) of
+        inputs with an order. Raises NotImplementedError without a query stream.
+        """
+        embeddings = part_of(EmbeddingsPart, self.config)
+        return embeddings.query_states(self, inputs, query_index)
+
     def head_outputs(
         self,
         inputs: Inputs,

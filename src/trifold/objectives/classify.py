@@ -313,7 +313,8 @@ class Classify(LabelledObjective):
     def _regression_loss(self, outputs: Tensor, batch: Batch) -> LossTerm:
         """Squared errors of standardized numbers; those of the numbers are logged."""
         mean, deviation = self.scale
-        error = F.mse_loss(outputs[:, 0], (batch.labels - mean) / deviation, reduction="sum")
+        labels = (batch.labels.to(outputs.dtype) - mean) / deviation
+        error = F.mse_loss(outputs[:, 0], labels, reduction="sum")
         return LossTerm(error, batch.tokens, nll=error.detach() * deviation**2)
 
     def nll(
@@ -322,11 +323,10 @@ class Classify(LabelledObjective):
         """The loss of the problem; by default not smoothed or weighted."""
         labels = batch.labels
         if self.problem == REGRESSION:
-            return F.mse_loss(logits[:, 0], labels, reduction="sum")
+            return F.mse_loss(logits[:, 0], labels.to(logits.dtype), reduction="sum")
         if self.problem == MULTI:
-            return F.binary_cross_entropy_with_logits(
-                logits, labels[:, : self.classes], reduction="sum"
-            )
+            known = labels[:, : self.classes].to(logits.dtype)
+            return F.binary_cross_entropy_with_logits(logits, known, reduction="sum")
         known = labels.masked_fill(labels >= self.classes, UNKNOWN)
         if weights is not None:
             weights = weights.to(logits)

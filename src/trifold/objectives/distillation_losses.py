@@ -28,11 +28,12 @@ from trifold.nn.gradients import first_order
 from trifold.nn.hooks import ModuleCall
 from trifold.nn.losses import CHUNK
 from trifold.nn.masks import Mask, PairBias
+from trifold.nn.precision import wide_dtype, widened
 from trifold.nn.transformer import Transformer
 
 
 class _SoftTargets(torch.autograd.Function):
-    """τ² · KL summed over N rows, float32, in chunks of logits.
+    """τ² · KL summed over N rows, float32 or float64, in chunks of logits.
 
     The student's features (N, E), weight (V, E) and bias (V,) or None; the teacher's states (N, E')
     and the function that computes its logits (…, V) from them. Computes the gradients in the
@@ -50,15 +51,17 @@ class _SoftTargets(torch.autograd.Function):
         temperature: float,
     ) -> Tensor:
         d_features = torch.empty_like(features)
-        d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        wide = wide_dtype(features)
+        d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         d_bias = None
         if bias is not None:
-            d_bias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
-        loss = torch.zeros((), device=features.device)
+            d_bias = torch.zeros(bias.shape, dtype=wide, device=bias.device)
+        loss = torch.zeros((), dtype=wide, device=features.device)
         for start in range(0, len(features), CHUNK):
             rows = slice(start, start + CHUNK)
-            log_p = (teacher(states[rows]).float() / temperature).log_softmax(-1)
-            log_q = (F.linear(features[rows], weight, bias).float() / temperature).log_softmax(-1)
+            log_p = (teacher(states[rows]).to(wide) / temperature).log_softmax(-1)
+            log_q = F.linear(features[rows], weight, bias).to(wide)
+            log_q = (log_q / temperature).log_softmax(-1)
             p = log_p.exp()
             loss = loss + (p * (log_p - log_q)).sum()
             d_logits = log_q.exp_().sub_(p).mul_(temperature)
@@ -86,8 +89,8 @@ soft_target_loss: Callable[..., Tensor] = _SoftTargets.apply
 
 
 def cosine_loss(states: Tensor, targets: Tensor) -> Tensor:
-    """Both (N, E) -> 1 − cosine, summed over the rows, float32."""
-    return (1 - F.cosine_similarity(states.float(), targets.float(), dim=-1)).sum()
+    """Both (N, E) -> 1 − cosine, summed over the rows, float32 or float64."""
+    return (1 - F.cosine_similarity(widened(states), widened(targets), dim=-1)).sum()
 
 
 # --- relations ------------------------------------------------------------------------------------
@@ -127,7 +130,7 @@ def relation_losses(
     heads: int | None = None,
 ) -> dict[str, Tensor]:
     """The divergence of each named relation, averaged over heads and summed over real tokens,
-    float32.
+    float32 or float64.
 
     heads: the number of heads that the widths are split into; by default each model's own, which
     must then be equal. The bias of scores belongs to a model's own heads and is left out after a
@@ -153,7 +156,7 @@ def _log_relation(
     relations: AttentionRelations, name: str, heads: int | None, allowed: Tensor | None
 ) -> Tensor:
     """(B, A, T, T)."""
-    x, y = (_split_again(factor.float(), heads) for factor in relations.factors[name])
+    x, y = (_split_again(widened(factor), heads) for factor in relations.factors[name])
     scores = x @ y.transpose(-1, -2) / math.sqrt(x.shape[-1])
     if name == "attention" and heads is None:
         scores = _own_scores(scores, relations)

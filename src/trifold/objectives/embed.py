@@ -28,6 +28,7 @@ from trifold.data.settings import Source
 from trifold.errors import DataError, SettingsError
 from trifold.hub.sentence_transformers import SentenceModules, write_modules
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.precision import widened
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import NUMBERS, ROLES, check_commas, read_label, read_numbers
@@ -323,7 +324,7 @@ class Embed(LabelledObjective):
         real = packing.attend
         if real is None:
             real = hidden.new_ones(packing.shape, dtype=torch.bool)
-        vectors = POOLINGS[self.settings.pooling](hidden, real).float()
+        vectors = widened(POOLINGS[self.settings.pooling](hidden, real))
         if self.settings.normalise:
             vectors = F.normalize(vectors, dim=-1)
         return torch.cat([batch.labels, vectors.reshape(batch.tokens, -1)], 1)
@@ -378,7 +379,7 @@ class Embed(LabelledObjective):
         rows = batch.tokens
         if batch.gradient is None:
             return {"tokens": LossTerm(self.table_loss(table) * rows, rows)}
-        total = torch.tensor(batch.value * rows)
+        total = torch.tensor(batch.value * rows, dtype=torch.float64)
         return {"tokens": LossTerm((table * batch.gradient).sum(), rows, nll=total)}
 
     def measure(self, model: Transformer, batch: RelatedTextBatch) -> dict[str, Any]:

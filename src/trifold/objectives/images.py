@@ -6,7 +6,7 @@ loss, scores       those of classification
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from trifold.data import Rows
 from trifold.data.image_sets import read_images
 from trifold.data.images import ImageSettings, normalize
 from trifold.hub.images import read_image_settings, write_image_settings
-from trifold.nn import Inputs, Transformer
+from trifold.nn import Inputs
 from trifold.objectives.batch import Batch
 from trifold.objectives.classify import Classify, ClassifySettings
 from trifold.objectives.label_config import config_with_labels
@@ -112,11 +111,6 @@ class Images(Classify):
         values = normalize(planes.reshape(len(planes), -1, images.shape[2]), self.pictures)
         inputs = Inputs(pixels=torch.from_numpy(values.reshape(planes.shape)).transpose(0, 1))
         return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows))
-
-    def logits(self, model: Transformer, batch: Batch) -> Tensor:
-        assert batch.inputs.pixels is not None
-        inputs = Inputs(pixels=batch.inputs.pixels.to(next(model.parameters()).dtype))
-        return super().logits(model, replace(batch, inputs=inputs))
 
     def save(self, folder: Path) -> None:
         """Write the preprocessing next to a model."""

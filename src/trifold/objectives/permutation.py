@@ -118,11 +118,11 @@ class Permutation(DocumentObjective):
     # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: PermutedBatch) -> dict[str, LossTerm]:
-        states = _query_states(model, batch).flatten(0, 1)
+        states = model.query_states(batch.inputs, batch.positions).flatten(0, 1)
         return {"tokens": token_loss(model, states, batch)}
 
     def measure(self, model: Transformer, batch: PermutedBatch) -> dict[str, Any]:
-        states = _query_states(model, batch).flatten(0, 1)
+        states = model.query_states(batch.inputs, batch.positions).flatten(0, 1)
         return measure_tokens(model, states, batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
@@ -140,7 +140,8 @@ class Permutation(DocumentObjective):
         batch = self.batch(run.examples, run.sample_rows).to(run.device)
         head = run.model.lm_head
         assert head is not None
-        predictions = head(_query_states(run.model, batch)).argmax(-1).cpu().numpy()
+        states = run.model.query_states(batch.inputs, batch.positions)
+        predictions = head(states).argmax(-1).cpu().numpy()
         mask = self.tokenizer.mask_id
         if mask is None:
             mask = -1
@@ -162,9 +163,3 @@ def _padded(rows: list[Ids], value: int) -> Tensor:
     return pad_sequence(
         [torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value
     )
-
-
-def _query_states(model: Transformer, batch: PermutedBatch) -> Tensor:
-    """The states (B, P, E) that predict the targets."""
-    embeddings = part_of(EmbeddingsPart, model.config)
-    return embeddings.query_states(model, batch.inputs, batch.positions)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from trifold.errors import UsageError
 from trifold.nn import Inputs, Transformer
+from trifold.nn.precision import widened
 from trifold.predict.model_reader import ModelReader
 
 Pooling = Literal["mean", "cls", "last", "max", "pooler"]
@@ -32,8 +33,9 @@ class Found(NamedTuple):
 
 
 def _mean(hidden: Tensor, real: Tensor) -> Tensor:
-    weights = real[:, :, None].float()
-    return (hidden.float() * weights).sum(1) / weights.sum(1)
+    hidden = widened(hidden)
+    weights = real[:, :, None].to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 # States (B, T, E), and (B, T) True at real tokens -> vectors (B, E).

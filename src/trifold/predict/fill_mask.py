@@ -80,7 +80,7 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
     # Each row's masks first; then any others, up to the largest number of masks.
     positions = masks.long().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
     # In the order of factorization, all other tokens precede the masks.
-    states = embeddings.query_states(reader.model, replace(inputs, order=masks.long()), positions)
+    states = reader.model.query_states(replace(inputs, order=masks.long()), positions)
     return [row[:count] for row, count in zip(states, counts, strict=True)]
 
 

@@ -213,7 +213,7 @@ class ModelReader:
                     "in preprocessor_config.json"
                 )
             pixels.append(torch.from_numpy(image))
-        return Inputs(pixels=torch.stack(pixels).to(next(self.model.parameters()).dtype))
+        return Inputs(pixels=torch.stack(pixels))
 
 
 def require_tokenizer(tokenizer: Tokenizer | None, alternative: str) -> Tokenizer:

@@ -19,6 +19,9 @@ from trifold.train.device import Machine, master_dtype
 from trifold.train.master_weights import NO_FACTORS, MasterWeights
 from trifold.train.ranks import Ranks
 
+# Methods that compute with the parameters of a block or of the model, beside `forward`.
+SECOND_FORWARDS = ("attend_to", "query_states")
+
 
 class ShardedWeights(MasterWeights):
     """The local part of each parameter. `master` and the gradient are flat vectors of these parts;
@@ -142,10 +145,17 @@ def _shard(model: Transformer, machine: Machine) -> None:
         blocks = [
             block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks
         ]
+    # The last block keeps its full weights until the backward pass, which begins there: some losses
+    # read them after the forward pass.
+    last = blocks[-1] if blocks else None
     for module in (*blocks, model):
-        fsdp.fully_shard(module, mesh=mesh, mp_policy=policy)
-        if hasattr(module, "attend_to"):  # the second forward method of blocks
-            fsdp.register_fsdp_forward_method(module, "attend_to")
+        options: dict[str, Any] = {}
+        if module is last:
+            options["reshard_after_forward"] = False
+        fsdp.fully_shard(module, mesh=mesh, mp_policy=policy, **options)
+        for method in SECOND_FORWARDS:
+            if hasattr(module, method):
+                fsdp.register_fsdp_forward_method(module, method)
     for module in model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -31,6 +31,7 @@ from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.layers import FeedForward
 from trifold.nn.parts import FeedForwardPart, used_group
+from trifold.nn.precision import wide_dtype
 from trifold.nn.problems import Problems
 from trifold.nn.walk import LayerInputs
 from trifold.settings import Settings
@@ -87,7 +88,7 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Routing:
         """x (N, E) -> the experts of each token."""
         experts = self.experts
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = wide_dtype(x)
         bias = None if self.bias is None else self.bias.to(wide)
         logits = F.linear(x.to(wide), self.weight.to(wide), bias)
         scores = logits.softmax(-1) if experts.score == "softmax" else logits.sigmoid()

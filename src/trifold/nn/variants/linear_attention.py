@@ -25,6 +25,7 @@ from trifold.nn.cache import GrowingKeys, History
 from trifold.nn.config import CoreConfig
 from trifold.nn.masks import Mask
 from trifold.nn.parts import UnscoredPart
+from trifold.nn.precision import wide_dtype, widened
 from trifold.nn.scan import scan
 
 CHUNK = 64  # tokens whose products φ(q)·φ(k) are computed at once
@@ -74,7 +75,7 @@ class KernelAttention(Attention):
 
     def features(self, x: Tensor, *, is_query: bool) -> Tensor:
         """x (…, D) -> φ(x) (…, M) in fp32, 64-bit if x is."""
-        return F.elu(_wide(x)) + 1
+        return F.elu(widened(x)) + 1
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
         """See `Attention.weigh`."""
@@ -93,8 +94,7 @@ class KernelAttention(Attention):
             sums = cache.past
         state = sums.state
         if state is None:
-            wide = torch.promote_types(v.dtype, torch.float32)
-            state = v.new_zeros(*v.shape[:2], self.n_features, v.shape[3] + 1, dtype=wide)
+            state = v.new_zeros(*v.shape[:2], self.n_features, v.shape[3] + 1, dtype=wide_dtype(v))
         if mask.causal:
             out, state = scan(self._read_causally, SEGMENT, state, q, k, v, real)
         else:
@@ -151,16 +151,11 @@ class RandomFeatureAttention(KernelAttention):
 
     def features(self, x: Tensor, *, is_query: bool) -> Tensor:
         """x (…, D) -> φ(x) (…, M) in fp32, 64-bit if x is."""
-        x = _wide(x) * self.head_width**-0.25
+        x = widened(x) * self.head_width**-0.25
         exponents = x @ self.directions.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
         if is_query:  # a factor of all features of a query cancels
             exponents = exponents - exponents.amax(-1, keepdim=True).detach()
         return exponents.exp() * len(self.directions) ** -0.5
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in fp32, or in 64 bits if it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _extended(v: Tensor, real: Tensor, like: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ from trifold.nn.inputs import Request
 from trifold.nn.layers import Dropout
 from trifold.nn.masks import Mask, RealFirst
 from trifold.nn.parts import UnscoredPart, group
+from trifold.nn.precision import widened
 from trifold.nn.rng import recompute, thread_rng
 from trifold.nn.stack import Stack
 from trifold.settings import Settings
@@ -200,7 +201,7 @@ class LSHAttention(Attention):
         if self.sorts:
             k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)  # k √D / |k|
         scores = chunks(q * q.shape[3] ** -0.5) @ around(chunks(k)).mT
-        scores = scores.to(torch.promote_types(q.dtype, torch.float32))
+        scores = widened(scores)
         scores = scores.masked_fill_(keys > (queries if causal else real.shape[1] - 1), MASKED)
         if self.sorts:
             scores = scores.masked_fill_(keys == queries, SELF)

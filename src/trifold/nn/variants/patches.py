@@ -54,8 +54,8 @@ class PatchEmbeddings(nn.Module):
         self.output = HookPoint("state")
 
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
-        """-> (B, 1 + patches, E). Raises ValueError without images, or for images of another
-        size.
+        """-> (B, 1 + patches, E), in the type of the weights while they compute, which may differ
+        from their stored type. Raises ValueError without images, or for images of another size.
         """
         pixels = inputs.pixels
         if pixels is None or tuple(pixels.shape[1:]) != self.shape:
@@ -64,6 +64,7 @@ class PatchEmbeddings(nn.Module):
                 f"{given}; this model needs B images (channels, height, width) = {self.shape}"
             )
         # (B, C, H, W) -> (B, patches, C·h·w) for patches of (h, w), row by row
+        pixels = pixels.to(self.class_token.dtype)
         x = self.stem(pixels.contiguous(memory_format=torch.channels_last))
         x = self.patches(F.unfold(x, self.patch, stride=self.patch).mT.contiguous())
         x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
