@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,28 @@ def sequence(parts: list[Any]) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": parts}
 
 
+def around(single: list[Any], pair: list[Any], special: dict[str, Any]) -> Callable[[], bytes]:
+    """A template, whose special tokens are given by name."""
+    template = {"type": "TemplateProcessing", "single": single, "pair": pair}
+    return changed("post_processor", {**template, "special_tokens": special})
+
+
+def special(name: str, number: int, **more: Any) -> dict[str, Any]:
+    return {name: {"id": name, "ids": [number], "tokens": [name], **more}}
+
+
+def inserted(name: str, kind: int = 0) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": kind}}
+
+
+def text_of(name: str, kind: int = 0) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": kind}}
+
+
+A_TEXT, TWO_TEXTS = [text_of("A")], [text_of("A"), text_of("B", 1)]
+B_FIRST = [inserted("b"), *A_TEXT]
+
+
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "not JSON"),
     "cut off": (lambda: json.dumps(plain()).encode()[:-9], "not JSON"),
@@ -94,6 +117,26 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a broken trie": (
         changed("normalizer", {"type": "Precompiled", "precompiled_charsmap": "////////"}), "not a tokenizer of the"
     ),
+    "a template without its token": (around(B_FIRST, TWO_TEXTS, {}), "uses 'b', which special_tokens does not"),
+    "a template of an unknown token": (around(A_TEXT, TWO_TEXTS, special("x", 1)), "'x' is not in the vocabulary"),
+    "a template with another id": (around(A_TEXT, TWO_TEXTS, special("b", 2)), "'b' has the id 2, but 1"),
+    "a template with an absurd id": (around(A_TEXT, TWO_TEXTS, special("b", 2**32 - 1)), "has the id 4294967295"),
+    "a template with an id of truth": (around(A_TEXT, TWO_TEXTS, special("b", True)), "has the id True"),
+    "a template with more ids": (around(A_TEXT, TWO_TEXTS, special("b", 1, ids=[1, 1])), "1 tokens and 2 ids"),
+    "a template without a pair": (around(A_TEXT, [], {}), "'pair' has no text instead of A and B"),
+    "a pair of one text": (around(A_TEXT, A_TEXT, {}), "'pair' has A instead of A and B"),
+    "a template without a text": (around([inserted("b")], TWO_TEXTS, special("b", 1)), "'single' has no text"),
+    "a template with a text twice": (around([*A_TEXT, *A_TEXT], TWO_TEXTS, {}), "'single' has A and A"),
+    "a template for one with B": (around(TWO_TEXTS, TWO_TEXTS, {}), "'single' has A and B instead of A"),
+    "an absurd token type": (around([text_of("A", 2**32 - 1)], TWO_TEXTS, {}), "type_id 4294967295"),
+    "a separator of another id": (
+        changed("post_processor", {"type": "BertProcessing", "sep": ["b", 0], "cls": ["a", 0]}), "'b' has the id 0, but 1"
+    ),
+    "a separator of an absurd id": (
+        changed("post_processor", {"type": "RobertaProcessing", "sep": ["b", 2**32 - 1], "cls": ["a", 0],
+                                   "trim_offsets": True, "add_prefix_space": True}), "post_processor.sep: 'b' has the id"
+    ),
+    "an unknown post-processor": (changed("post_processor", {"type": "Code"}), "post_processor is of no known type"),
     "a template of thousands": (
         changed("post_processor", {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}] * 999}),
         "a list of 999",
@@ -112,6 +155,28 @@ def test_a_hostile_tokenizer_is_rejected_quickly_with_its_file(name: str, tmp_pa
     with pytest.raises(DataError, match=expected):
         Tokenizer.load(tmp_path)
     assert time.process_time() - before < 4
+
+
+@pytest.mark.parametrize("number", [2**31, 2**32 - 1, 2**63, -1, True, 1.5, "7", None])
+def test_an_id_that_no_table_has_is_named_with_its_file(number: Any, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plain()), encoding="utf-8")
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<x>": number}), encoding="utf-8")
+    message = re.escape(f"added_tokens.json: '<x>' has the id {number!r}")
+    with pytest.raises(CheckpointError, match=message):
+        read_tokenizer(tmp_path)
+
+
+def test_a_decoder_that_panics_on_short_tokens_is_stopped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    document = plain()
+    document["decoder"] = {"type": "Strip", "content": "a", "start": 0, "stop": 2}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    tokenizer = read_tokenizer(tmp_path)
+    assert tokenizer.decode([[2]]) == ["ab"]
+    with pytest.raises(CheckpointError, match="its decoder cannot be run on this text"):
+        tokenizer.decode([[0]])
+    assert capfd.readouterr().err == ""
 
 
 def test_a_valid_tokenizer_is_read(tmp_path: Path) -> None:
@@ -139,7 +204,7 @@ SETTINGS: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     "added id": (
         {"tokenizer_config.json": b'{"added_tokens_decoder": {"99999999999": {"content": "x"}}}'},
-        "not below",
+        "has the id 99999999999",
     ),
     "added text": (
         {"tokenizer_config.json": b'{"added_tokens_decoder": {"1": "x"}}'},

@@ -18,7 +18,7 @@ from trifold.nn.packing import Packing
 from trifold.nn.parts import EXAMPLE_TOKENS, EmbeddingsPart, RulePart, ScoresPart, part_of
 from trifold.nn.positions import LearnedPositions, sinusoids
 from trifold.nn.registry import registered_for
-from trifold.predict.trace import check_index
+from trifold.predict.trace import check_count, check_index
 from trifold.predict.trace_example import codec_of
 from trifold.recipe import TrainSettings
 from trifold.text import Tokenizer
@@ -82,6 +82,7 @@ def neighbours(session: Session, side: str, token: int | str, count: int = 10) -
     """The tokens whose embeddings have the largest cosine with that of `token`, an id or a text of
     one token.
     """
+    check_count("count", count)
     table, codec = _table(session, side)
     if isinstance(token, str):
         token = _id_of(codec, token, len(table))
@@ -125,6 +126,7 @@ def components(
     shares (3,): of the variance. marked: the ids of the text. The largest weight of a component is
     positive.
     """
+    check_count("count", count)
     table, codec = _table(session, side)
     first = table[:count].double()
     _, values, axes = torch.linalg.svd(first - first.mean(0), full_matrices=False)

@@ -6,16 +6,18 @@ The live server, the written page and Python use the same functions.
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
-from typing import Any, Literal
+from functools import cache
+from inspect import Parameter, signature
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
+from pydantic import ConfigDict, Field, StrictFloat, StrictInt, StrictStr, create_model
 from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.look import effects, figures, run_view, search, session as traces, views
-from trifold.look.session import Session
-from trifold.settings import nearest
+from trifold.look.session import Edits, Session
+from trifold.settings import Settings, nearest
 
 _FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
     views.model,
@@ -39,6 +41,57 @@ _FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
 )
 Floats = Literal["float32", "float16"]
 REQUESTS = {function.__name__: function for function in _FUNCTIONS}
+_MAX_NUMBER = 2**31 - 1  # of a parameter
+_Int = Annotated[StrictInt, Field(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+
+
+class EditParams(Settings):
+    """An edit of a request; see `predict.trace.Edit`. `patched` checks its values."""
+
+    name: StrictStr
+    op: StrictStr
+    heads: list[_Int] | None = None
+    positions: list[_Int] | None = None
+    value: StrictInt | StrictFloat = 1.0
+    source: StrictStr | None = Field(None, alias="from")
+
+
+# Types in the signatures of requests that mean another one in JSON.
+_JSON_TYPES: dict[Any, Any] = {
+    Any: StrictStr,  # a text; in Python also an image
+    int: _Int,
+    int | None: _Int | None,
+    int | str: _Int | StrictStr,
+    Sequence[int]: list[_Int],
+    Edits: list[EditParams],
+}
+
+
+@cache
+def _params_class(name: str) -> type[Settings]:
+    """The class that checks the parameters of a request, from the signature of its function."""
+    function = REQUESTS[name]
+    types = get_type_hints(function)
+    fields: dict[str, Any] = {}
+    base: type[Settings] = Settings
+    _, *parameters = signature(function).parameters.values()  # without the session
+    for parameter in parameters:
+        if parameter.kind is Parameter.VAR_KEYWORD:  # options of generation, which it checks
+            base = _OpenParams
+            continue
+        required = parameter.default is Parameter.empty
+        kind = types[parameter.name]
+        fields[parameter.name] = (
+            _JSON_TYPES.get(kind, kind),
+            Field(... if required else parameter.default),
+        )
+    return create_model(f"Params of {name}", __base__=base, **fields)
+
+
+class _OpenParams(Settings):
+    """Parameters that may have further keys."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def answer(
@@ -50,22 +103,17 @@ def answer(
     """The answer as JSON values; the parameter `model` selects one of several sessions, from 0.
     floats: see `encode`.
 
-    Raises UsageError for unknown names and parameters, and the errors of the model.
+    Raises UsageError for unknown names and parameters, and for values of other types, and the
+    errors of the model.
     """
     sessions = [session] if isinstance(session, Session) else session
     params = dict(params)
     number = params.pop("model", 0)
-    if number not in range(len(sessions)):
+    if type(number) is not int or number not in range(len(sessions)):
         raise UsageError(f"model: {number!r:.40}; the models are 0 to {len(sessions) - 1}")
     if name not in REQUESTS:
         raise UsageError(f"{name!r:.40}: no such request{nearest(name, [*REQUESTS])}")
-    try:
-        signature(REQUESTS[name]).bind(sessions[number], **params)
-    except TypeError as error:
-        raise UsageError(f"{name}: {error}") from None
-    texts = (params.get("text", ""), params.get("target") or "")
-    if not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"{name}: text and target are strings")
+    _params_class(name).parse(params, at=name)
     with sessions[number].lock:
         encoded = encode(REQUESTS[name](sessions[number], **params), floats)
     assert isinstance(encoded, dict)

@@ -38,12 +38,31 @@ def open_socket(port: int = 0) -> socket.socket:
         raise UsageError(f"port {port}: {reason}; choose another, or leave it out") from None
 
 
+def read_params(body: bytes) -> dict[str, Any]:
+    """The parameters of a request. Raises UsageError unless they are a JSON object with finite
+    numbers.
+    """
+    try:
+        params = json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise UsageError("the parameters are nested too deeply") from None
+    except ValueError as error:
+        raise UsageError(f"the parameters are not JSON ({error})") from None
+    if not isinstance(params, dict):
+        raise UsageError("the parameters are not an object")
+    return params
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
 def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int, token: str) -> Any:
     """The ASGI application. Raises UsageError if starlette is not installed."""
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request
+        from starlette.requests import ClientDisconnect, Request
         from starlette.responses import HTMLResponse, JSONResponse, Response
         from starlette.routing import Route
     except ImportError:
@@ -65,11 +84,9 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
     def respond(name: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """The status and the answer, or the error, of a request."""
         try:
-            params = json.loads(body)
-            if not isinstance(params, dict):
-                raise UsageError("the parameters are not an object")
-            return 200, answer(sessions, name, params)  # a session runs one request at a time
-        except (TrifoldError, ValueError, TypeError, LookupError, RecursionError) as error:
+            # A session runs one request at a time.
+            return 200, answer(sessions, name, read_params(body))
+        except TrifoldError as error:
             return 400, {"error": str(error)}
         except Exception as error:
             return 500, {"error": f"{name}: {type(error).__name__}: {error}"}
@@ -82,10 +99,13 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
         if failure := refused(request, request.headers.get("x-token", "")):
             return failure
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY:
-                return JSONResponse({"error": f"more than {MAX_BODY:,} bytes"}, 413, HEADERS)
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    return JSONResponse({"error": f"more than {MAX_BODY:,} bytes"}, 413, HEADERS)
+        except ClientDisconnect:  # nobody reads the answer
+            return Response(status_code=400)
         status, answered = await run_in_threadpool(respond, request.path_params["name"], body)
         return JSONResponse(answered, status, HEADERS)
 
@@ -107,6 +127,7 @@ def serve(
         app = create_app(sessions, start, number, token)
         import uvicorn
 
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        # Its warnings are about invalid requests, which are answered.
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
         on_ready(f"http://{HOST}:{number}/?token={token}")
         server.run(sockets=[listener])

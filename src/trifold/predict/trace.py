@@ -191,6 +191,7 @@ class Trace(dict[str, Tensor]):
         """Probabilities and ids of the `top` predictions after each layer, the embeddings first: (L
         + 1, T, top).
         """
+        check_count("top", top)
         layers = len(getattr(self.pipeline.model, self.side).block_of_layer)
         best = [self._best(self.layer_logits(layer), top) for layer in range(layers + 1)]
         values = torch.stack([probabilities for probabilities, _ in best])
@@ -301,7 +302,9 @@ class Trace(dict[str, Tensor]):
         name = str(edit.get("name"))
         if not isinstance(edit.get("from"), str):
             raise UsageError(f"{name}: copy needs `from`, the text to copy from")
-        return self.of(edit["from"])[name]
+        other = self.of(edit["from"])
+        _require(name, list(other), "hook point")
+        return other[name]
 
     def effect(self, edits: Sequence[Edit]) -> tuple[Trace, Tensor, Tensor]:
         """The trace with edits, and the differences of its logits and its loss to those of this
@@ -381,6 +384,12 @@ def check_index(name: str, index: int, size: int) -> int:
     if not -size <= index < size:
         raise UsageError(f"{name} {index}: give a number from 0 to {size - 1}")
     return index % size
+
+
+def check_count(name: str, count: int) -> None:
+    """Raises UsageError unless the count is at least 1."""
+    if count < 1:
+        raise UsageError(f"{name} {count}: give a number from 1")
 
 
 def _check_hook_names(model: Transformer, names: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Library
 from trifold.errors import CheckpointError
 from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, UNKNOWN_SENTENCEPIECE, TokenizerClass
+from trifold.text.panics import hidden_panics, is_panic
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
 from trifold.text.special_tokens import (
@@ -30,7 +31,7 @@ from trifold.text.tokenizer import (
     TOKENIZER_FILE,
     Tokenizer,
 )
-from trifold.text.validation import is_panic, read_library
+from trifold.text.validation import check_post_processor, read_library
 from trifold.text.vocabulary import from_document, read_vocabulary
 
 # A folder with one of these files has a tokenizer.
@@ -53,13 +54,14 @@ def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) 
     settings = merge_files(path)
     name = _class_name(path, settings)
     try:
-        if name == "MarianTokenizer" and (path / "source.spm").is_file():
-            return read_marian(path, settings, target)
-        if name == "M2M100Tokenizer" and (path / "vocab.json").is_file():
-            return read_m2m(path, settings)
-        if name == "BertweetTokenizer" and (path / "bpe.codes").is_file():
-            return read_bertweet(path, settings)
-        return _read(path, settings, name, {"complete": False} | options)
+        with hidden_panics():
+            if name == "MarianTokenizer" and (path / "source.spm").is_file():
+                return read_marian(path, settings, target)
+            if name == "M2M100Tokenizer" and (path / "vocab.json").is_file():
+                return read_m2m(path, settings)
+            if name == "BertweetTokenizer" and (path / "bpe.codes").is_file():
+                return read_bertweet(path, settings)
+            return _read(path, settings, name, {"complete": False} | options)
     except CheckpointError:
         raise
     except BaseException as error:
@@ -131,6 +133,7 @@ def _read_file(
         built = _build(kind, file.parent, document, settings, names)
         if kind.around is bos_and_eos and library.post_processor is not None:
             built.post_processor = library.post_processor
+            check_post_processor(built, str(file))
         return built, PatternGuard({}, "")
     if kind is not None and kind.model == "BPE":
         _set_prefix_space(library, settings)
@@ -139,6 +142,7 @@ def _read_file(
     library.add_tokens(new)
     if kind is not None and kind.drop_post_processor:
         library.post_processor = bos_and_eos(library, {}, names)
+    check_post_processor(library, str(file))
     return library, guard
 
 

@@ -1,5 +1,5 @@
-"""The guard of untrusted tokenizers: their regular expressions first run on each text in a sandbox
-process, which can be stopped.
+"""The guard of untrusted tokenizers: their regular expressions, and parts that may crash, first run
+on each text in a sandbox process, which can be stopped.
 
 `tokenizers` matches by backtracking, which can take longer than any time limit and cannot be
 interrupted.
@@ -54,17 +54,20 @@ KNOWN = {
 
 class PatternGuard:
     """Runs the parts of a tokenizer.json on texts in a sandbox process, unless all of its patterns
-    are known.
+    are known and no part may crash.
 
-    decodes: whether its decoder has a pattern.
+    decodes: whether its decoder has a pattern, or may crash.
     """
 
     def __init__(self, document: Mapping[str, Any], place: str) -> None:
         self._parts = {name: document.get(name) for name in PARTS}
         self._place = place
         self._added = list(document.get("added_tokens") or [])
-        self._is_needed = not KNOWN.issuperset(_patterns(self._parts))
-        self.decodes = self._is_needed and any(True for _ in _patterns(self._parts["decoder"]))
+        decoder = self._parts["decoder"]
+        is_crashing = any(map(_may_crash, iter_objects(decoder)))
+        self._is_needed = is_crashing or not KNOWN.issuperset(_patterns(self._parts))
+        has_pattern = any(True for _ in _patterns(decoder))
+        self.decodes = is_crashing or (self._is_needed and has_pattern)
         # The parts as JSON without and with the added tokens; empty if they are not needed.
         self._without_added = ""
         self._with_added = ""
@@ -112,9 +115,14 @@ class PatternGuard:
             problem = str(error)
         if problem is not None:
             raise CheckpointError(
-                f"{self._place}: its regular expressions cannot be run on this text: {problem}; "
-                "use another tokenizer"
+                f"{self._place}: its regular expressions or its decoder cannot be run on this "
+                f"text: {problem}; use another tokenizer"
             )
+
+
+def _may_crash(part: Mapping[str, Any]) -> bool:
+    """Whether a part of a decoder may panic: the library strips characters that a token lacks."""
+    return part.get("type") == "Strip" and part.get("stop") not in (0, None)
 
 
 def _patterns(part: object) -> Iterator[str]:

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import read_json
-from trifold.text.validation import MAX_TOKENS
+from trifold.text.validation import Rejected, check_id
 
 Names: TypeAlias = dict[str, str]  # role -> token
 
@@ -39,6 +39,8 @@ _SUBSTITUTES = {
 # `transformers` adds missing tokens in this order.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# Types of entries of tokenizer_config.json that are not tokens.
+_TYPES: dict[str, type] = {"model_input_names": list, "added_tokens_decoder": dict}
 _HOLE = re.compile(r"<mask>|<extra_id_\d+>")
 _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
 
@@ -87,6 +89,14 @@ def complete_names(library: Library, names: Mapping[str, str]) -> dict[str, str]
 def merge_files(folder: Path) -> dict[str, Any]:
     """The three settings files of a folder, merged as in `transformers`. Raises CheckpointError."""
     settings, special, added = (read_optional(folder / name) for name in SETTINGS)
+    _check_added_ids(added, folder / SETTINGS[2])
+    for key, kind in _TYPES.items():
+        value = settings.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise CheckpointError(
+                f"{folder / SETTINGS[0]}: {key} is {value!r:.40}, not a {kind.__name__}; correct "
+                "it, or copy the file again"
+            )
     if "added_tokens_decoder" not in settings:
         settings = settings | special
         roles = {content_of(settings.get(role)) for role in ROLES}
@@ -95,6 +105,15 @@ def merge_files(folder: Path) -> dict[str, Any]:
         }
         settings["added_tokens_decoder"] = tokens
     return settings
+
+
+def _check_added_ids(added: Mapping[str, Any], file: Path) -> None:
+    """Raise CheckpointError unless the file maps each token to an id."""
+    try:
+        for token, number in added.items():
+            check_id(number, f"{token[:40]!r}")
+    except Rejected as error:
+        raise CheckpointError(f"{file}: {error}; correct it, or copy the file again") from None
 
 
 def read_optional(file: Path) -> dict[str, Any]:
@@ -154,9 +173,19 @@ def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
         isinstance(e, dict) and content_of(e) for e in table.values()
     ):
         raise CheckpointError(f"{place} is not a list of tokens by id")
-    if any(not key.isdecimal() or len(key) > 9 or int(key) >= MAX_TOKENS for key in table):
-        raise CheckpointError(f"{place} has an id that is not below {MAX_TOKENS:,}")
+    try:
+        for key in table:
+            check_id(_number_of(key), f"{content_of(table[key])!r:.40}")
+    except Rejected as error:
+        raise CheckpointError(f"{place}: {error}; correct it, or copy the file again") from None
     return (_make_token(table[key]) for key in sorted(table, key=int))
+
+
+def _number_of(key: str) -> int | str:
+    """The id that is the key of an object, or the key if that is no id."""
+    if re.fullmatch("[0-9]{1,20}", key):
+        return int(key)
+    return key
 
 
 def _make_special(entry: object, name: str) -> AddedToken:

@@ -35,6 +35,7 @@ from trifold.text.encoded import (
     verify,
 )
 from trifold.text.languages import find_languages
+from trifold.text.panics import is_panic
 from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import (
     SETTINGS,
@@ -44,7 +45,7 @@ from trifold.text.special_tokens import (
 )
 from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.templates import template
-from trifold.text.validation import is_panic, read_library
+from trifold.text.validation import check_post_processor, read_library
 from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
 
 Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
@@ -425,7 +426,7 @@ class Tokenizer:
         """A copy without a post-processor. Switching options of one library would not be
         thread-safe.
         """
-        copy = Library.from_str(self.library.to_str())
+        copy = _reread(self.library)
         copy.post_processor = None
         copy.encode_special_tokens = encode_special_tokens
         return copy
@@ -561,7 +562,7 @@ class Tokenizer:
             _write_json(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
         library = self.library
         if append_eos or prepend_bos:
-            library = Library.from_str(library.to_str())
+            library = _reread(library)
             single = ["$A"]
             pair = ["$A", "$B"]
             for around in (single, pair):
@@ -602,6 +603,7 @@ class Tokenizer:
             file = file / TOKENIZER_FILE
         try:
             library, _, guard = read_library(file)
+            check_post_processor(library, str(file))
         except CheckpointError as error:
             reason = str(error).removeprefix(f"{file}: ")
             if not reason.startswith("not a tokenizer"):
@@ -628,6 +630,18 @@ def _visible_bytes(piece: str) -> str:
         return piece
     raw = bytes(BYTE_ALPHABET[character] for character in piece)
     return raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
+
+
+def _reread(library: Library) -> Library:
+    """A copy. Raises CheckpointError for a vocabulary that the library writes and does not read."""
+    try:
+        return Library.from_str(library.to_str())
+    except BaseException as error:
+        if type(error) is not Exception and not is_panic(error):  # the library raises both
+            raise
+        raise CheckpointError(
+            f"the tokenizer's files do not fit together ({error}); copy them again"
+        ) from None
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

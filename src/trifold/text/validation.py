@@ -1,8 +1,10 @@
-"""Validate an untrusted `tokenizer.json` before it runs: sizes, ids, text growth. Patterns are run
-by `patterns`.
+"""Validate an untrusted `tokenizer.json` before it runs: sizes, ids, text growth, special tokens
+around a text. Patterns are run by `patterns`.
 """
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.jsonfiles import parse_json, read_bytes
+from trifold.text.panics import hidden_panics, is_panic
 from trifold.text.patterns import PARTS, PatternGuard, iter_objects
 
 MAX_FILE = 100 * 2**20  # bytes; the largest in use has 33 MB
@@ -20,6 +23,7 @@ _MAX_LIST = 128
 _MAX_GROWTH = 1_000  # factor by which all replacements together may lengthen a text
 _MODELS = ("BPE", "WordPiece", "WordLevel", "Unigram", None)  # None: files from before 2020
 _MAX_PATTERN = 10_000  # characters; the longest in use has about 1,000
+_MAX_TYPE = 255  # of a token; XLNet has the most, 0 to 4
 _MAX_WORD = (
     1_000  # characters of a word, which WordPiece splits in quadratic time; the usual limit is 100
 )
@@ -27,11 +31,6 @@ _MAX_WORD = (
 
 class Rejected(ValueError):
     """The reason why a part of a tokenizer is not used."""
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether the library's Rust code panicked; the type of such an error is not an Exception."""
-    return type(error).__name__ == "PanicException"
 
 
 def read_library(path: Path) -> tuple[Library, dict[str, Any], PatternGuard]:
@@ -44,16 +43,27 @@ def read_library(path: Path) -> tuple[Library, dict[str, Any], PatternGuard]:
     validate(document, str(path))
     guard = PatternGuard(document, str(path))
     try:
-        library = Library.from_str(content.decode("utf-8"))
+        with hidden_panics():
+            library = Library.from_str(content.decode("utf-8"))
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CheckpointError(
-            f"{path}: not a tokenizer of the `tokenizers` library ({error})"
+            f"{path}: not a tokenizer of the `tokenizers` library ({_explain(str(error))}); copy "
+            "the file again"
         ) from None
     if document["model"].get("dropout"):
         library.model.dropout = None  # used for training only, and implemented in bpe_dropout.py
     return library, document, guard
+
+
+def _explain(message: str) -> str:
+    """The library's message; that about a part of no known kind names its key."""
+    found = re.search(r"untagged enum (?:Py)?(\w+?)(?:Wrapper|Untagged)", message)
+    if found is None:
+        return message
+    key = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[1]).lower()
+    return f"{key} is of no known type, or lacks a key or has one of another type"
 
 
 def validate(document: Mapping[str, Any], place: str) -> None:
@@ -71,12 +81,100 @@ def validate(document: Mapping[str, Any], place: str) -> None:
         _check_added(document.get("added_tokens") or [])
         for name in (*PARTS, "post_processor"):
             _check_part(document.get(name), name)
+        _check_numbers_around(document.get("post_processor"))
         if any(_growth(document.get(part)) > _MAX_GROWTH for part in ("normalizer", "decoder")):
             raise Rejected(
                 f"replacements that can make a text more than {_MAX_GROWTH:,} times as long"
             )
     except Rejected as error:
-        raise CheckpointError(f"{place}: not a tokenizer that is safe to run ({error})") from None
+        raise CheckpointError(
+            f"{place}: not a tokenizer that is safe to run ({error}); copy the file again, or use "
+            "another tokenizer"
+        ) from None
+
+
+# --- special tokens around a text -----------------------------------------------------------------
+
+
+def check_post_processor(library: Library, place: str) -> None:
+    """Raise CheckpointError unless the special tokens that the library puts around texts exist with
+    their ids, and its templates hold each text once.
+    """
+    if library.post_processor is None:
+        return
+    state = json.loads(library.post_processor.__getstate__())
+    try:
+        for part in iter_objects(state):
+            _check_template(part)
+            for token, number in _tokens_around(part):
+                _check_special(library, token, number)
+    except Rejected as error:
+        remedy = "correct it, or copy the tokenizer files again"
+        raise CheckpointError(f"{place}: post_processor: {error}; {remedy}") from None
+
+
+def _check_numbers_around(post_processor: object) -> None:
+    """Check the ids and token types in a post-processor, whatever its kind."""
+    for part in iter_objects(post_processor):
+        ids = part.get("ids", [])
+        for number in ids if isinstance(ids, list) else [ids]:
+            check_id(number, "post_processor: a special token")
+        for key in ("sep", "cls"):
+            if isinstance(pair := part.get(key), list) and len(pair) == 2:
+                check_id(pair[1], f"post_processor.{key}: {pair[0]!r:.40}")
+        kind = part.get("type_id", 0)
+        if not isinstance(kind, int) or isinstance(kind, bool) or kind not in range(_MAX_TYPE + 1):
+            raise Rejected(
+                f"post_processor has the type_id {kind!r:.40}, which is not an integer from 0 to "
+                f"{_MAX_TYPE}"
+            )
+
+
+def _check_template(part: Mapping[str, Any]) -> None:
+    """Check the templates of a TemplateProcessing: `single` has the text A, `pair` A and B."""
+    if part.get("type") != "TemplateProcessing":
+        return
+    known = part["special_tokens"]
+    for name, texts in (("single", ["A"]), ("pair", ["A", "B"])):
+        pieces = part[name]
+        found = sorted(piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece)
+        if found != texts:
+            has = " and ".join(found) or "no text"
+            raise Rejected(f"the template {name!r} has {has} instead of {' and '.join(texts)}")
+        for piece in pieces:
+            token = piece.get("SpecialToken", {}).get("id")
+            if token is not None and token not in known:
+                raise Rejected(
+                    f"the template {name!r} uses {token!r:.60}, which special_tokens does not "
+                    "define"
+                )
+
+
+def _tokens_around(part: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The special tokens that a post-processor inserts, with their ids."""
+    if part.get("type") in ("BertProcessing", "RobertaProcessing"):
+        yield from (part["sep"], part["cls"])
+    if part.get("type") == "TemplateProcessing":
+        for name, entry in part["special_tokens"].items():
+            tokens: Sequence[str] = entry["tokens"]
+            if len(tokens) != len(entry["ids"]):
+                raise Rejected(
+                    f"{name!r:.60} has {len(tokens)} tokens and {len(entry['ids'])} ids"
+                )
+            yield from zip(tokens, entry["ids"], strict=True)
+
+
+def _check_special(library: Library, token: str, number: int) -> None:
+    found = library.token_to_id(token)
+    if found is None:
+        raise Rejected(f"the special token {token!r:.60} is not in the vocabulary")
+    if found != number:
+        raise Rejected(
+            f"the special token {token!r:.60} has the id {number}, but {found} in the vocabulary"
+        )
+
+
+# --- vocabulary -----------------------------------------------------------------------------------
 
 
 def check_vocabulary(vocabulary: object) -> None:
@@ -95,13 +193,15 @@ def check_vocabulary(vocabulary: object) -> None:
     if not all(map(_is_token, ids)):
         raise Rejected(f"model.vocab: a token is longer than {_MAX_TOKEN:,} characters")
     for token, number in ids.items():
-        _check_id(number, f"model.vocab: {token[:40]!r}")
+        check_id(number, f"model.vocab: {token[:40]!r}")
 
 
-def _check_id(number: object, what: str) -> None:
+def check_id(number: object, what: str) -> None:
+    """Raise Rejected, which begins with `what`, unless the number can be the id of a token."""
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_TOKENS:
         raise Rejected(
-            f"{what} has the id {number!r}, which is not an integer from 0 to {MAX_TOKENS - 1:,}"
+            f"{what} has the id {number!r:.40}, which is not an integer from 0 to "
+            f"{MAX_TOKENS - 1:,}"
         )
 
 
@@ -126,7 +226,7 @@ def _check_added(tokens: object) -> None:
         entry = _as_object(token, "added_tokens[…]")
         if not _is_token(entry.get("content")):
             raise Rejected("added_tokens[…].content is not a token")
-        _check_id(entry.get("id"), f"added_tokens: {entry['content'][:40]!r}")
+        check_id(entry.get("id"), f"added_tokens: {entry['content'][:40]!r}")
 
 
 def _check_part(part: object, where: str, longest: int = _MAX_STRING) -> None:
