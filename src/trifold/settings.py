@@ -151,7 +151,8 @@ def similar(value: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings] | None]:
     """The keys of a path, and the settings class at its end; None if it ends in a plain value.
 
-    After a key that holds one of several classes, the path contains the `kind` of the class.
+    After a key that holds one of several classes, the path contains the `kind` of the class; after
+    one that holds many, the key or the number of one of them.
     """
     keys: list[str] = []
     inner: type[Settings] | None = cls
@@ -160,7 +161,7 @@ def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings
         field = inner.model_fields.get(parts[0])
         members = _settings_classes(field.annotation) if field else []
         keys.append(parts.pop(0))
-        if parts and field and members and get_origin(field.annotation) is dict:
+        if parts and field and members and get_origin(field.annotation) in (dict, list):
             keys.append(parts.pop(0))
         kinds = {_kind(member): member for member in members}
         if len(kinds) > 1 and parts and parts[0] in kinds:

@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import re
+from contextlib import suppress
+from inspect import signature
+from socket import create_connection
 from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -18,7 +22,7 @@ from tests.models import ONE_LAYER
 from tests.predict.test_trace import new_pipeline
 
 from trifold.costs import forward_flops
-from trifold.errors import UsageError
+from trifold.errors import TrifoldError, UsageError
 from trifold.look import read_attention
 from trifold.look.page import page, write_page
 from trifold.look.requests import REQUESTS, answer, encode, key
@@ -118,7 +122,7 @@ def walk(node: dict):
     [
         ("atention", {}, "did you mean 'attention'"),
         ("attention", {"kind": "cross"}, "text"),
-        ("attention", {"text": ["a.png"]}, "strings"),
+        ("attention", {"text": ["a.png"]}, "text: input should be a valid string"),
         ("model", {"model": 1}, "models are 0 to 0"),
         ("model", {"other": 1}, "other"),
         ("attention", {"text": TEXT, "kind": "both", "layer": 0}, "kind: 'both'"),
@@ -188,18 +192,12 @@ def test_a_page_is_one_file_without_addresses():
 def server(pipeline):
     """(port, token) of a running server."""
     pytest.importorskip("starlette")
-    uvicorn = pytest.importorskip("uvicorn")
-    from trifold.look.server import create_app, open_socket
+    pytest.importorskip("uvicorn")
+    from trifold.look.server import create_app, new_server, open_socket
 
     with open_socket() as listener:
         port = listener.getsockname()[1]
-        running = uvicorn.Server(
-            uvicorn.Config(
-                create_app([Session(pipeline)], {}, port, "secret"),
-                log_level="error",
-                lifespan="off",
-            )
-        )
+        running = new_server(create_app([Session(pipeline)], {}, port, "secret"))
         thread = Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
         yield port
@@ -255,6 +253,92 @@ def test_invalid_bodies_end_in_an_error(server, body, status):
     found, content = send(server, "/api/model", body, X_Token="secret")
     assert found == status and json.loads(content)["error"]
     assert send(server, "/api/model", b"{}", X_Token="secret")[0] == 200
+
+
+def test_a_client_that_leaves_prints_nothing(server, capfd):
+    head = "POST /api/{} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nX-Token: secret\r\nContent-Length: {}\r\n\r\n"
+    for name, body, length in (
+        ("model", b"{", 100),
+        ("search", b'{"text": "a"}', 13),
+        ("model", b"", 9),
+    ):
+        with create_connection(("127.0.0.1", server)) as client:
+            client.sendall(head.format(name, server, length).encode() + body)
+    with create_connection(("127.0.0.1", server)) as client:
+        client.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+        client.recv(100)
+    assert send(server, "/api/model", b"{}", X_Token="secret")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+WRONG = {
+    "a number for a text": ("trace", {"text": 5}, "trace.text: input should be a valid string"),
+    "a list for a text": ("lens", {"text": ["a"]}, "lens.text"),
+    "no text": ("trace", {}, "trace.text: a value is required"),
+    "true for a layer": ("attention", {"text": TEXT, "layer": True}, "attention.layer"),
+    "half a layer": ("attention", {"text": TEXT, "layer": 0.5}, "attention.layer"),
+    "a huge layer": ("attention", {"text": TEXT, "layer": 2**63}, "attention.layer"),
+    "no candidates": ("lens", {"text": TEXT, "top": -1}, "top -1: give a number from 1"),
+    "no neighbours": ("neighbours", {"side": "encoder", "token": 1, "count": 0}, "count 0"),
+    "an unknown token": ("gradients", {"text": TEXT, "token": 9999}, "token 9999"),
+    "edits in an object": ("trace", {"text": TEXT, "edits": {}}, "trace.edits"),
+    "an edit without a name": ("trace", {"text": TEXT, "edits": [{"op": "zero"}]}, "edits.0.name"),
+    "a text for a head": (
+        "trace", {"text": TEXT, "edits": [{"name": "x", "op": "zero", "heads": ["0"]}]}, "edits.0.heads: input should be a valid integer",
+    ),
+    "a model of truth": ("model", {"model": True}, "model: True"),
+    "an unknown parameter": ("lens", {"text": TEXT, "topp": 1}, "did you mean 'top'"),
+    "forced text": ("search", {"text": TEXT, "forced": "a"}, "search.forced"),
+    "a temperature of text": ("search", {"text": TEXT, "temperature": "hot"}, "temperature"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_values_of_wrong_types_are_the_error_of_the_client(server, case):
+    name, params, message = WRONG[case]
+    status, content = send(server, f"/api/{name}", json.dumps(params).encode(), X_Token="secret")
+    assert status == 400 and message in json.loads(content)["error"]
+
+
+VALUES = [
+    *(None, True, 0, -1, 2, 10**6, 2**31, 2**53, 2**63, -(10**30), 0.5, 1e308),
+    *("", "the", "é", "\ud800", "encoder", [], ["a"], [0], [-1], [None], {}, {"a": 1}, [{}]),
+    *([{"name": "encoder.blocks.0.self_attention.heads", "op": op}] for op in ("zero", "copy", 1)),
+    [{"name": "encoder.blocks.0.self_attention.heads", "op": "zero", "positions": [99]}],
+    [{"name": "encoder.embeddings.output", "op": "zero", "heads": [0]}],
+]  # fmt: skip
+SOUND = {
+    **{name: {"text": TEXT} for name in ("trace", "lens", "gradients", "walkthrough", "search")},
+    **{name: {} for name in ("model", "run", "roles", "positions", "masks", "schedules")},
+    "attention": {"text": TEXT, "kind": "encoder"},
+    "head_over_checkpoints": {"text": TEXT, "kind": "encoder", "layer": 0, "head": 0},
+    "neuron": {"text": TEXT, "kind": "encoder", "layer": 0, "head": 0, "query": 0},
+    "effect": {"text": TEXT, "edits": []},
+    "lines_effect": {"lines": "the\tder", "edits": []},
+    "neighbours": {"side": "encoder", "token": 3},
+    "components": {"side": "encoder"},
+}
+
+
+def test_no_value_of_a_parameter_fails_inside(pipeline):
+    """Every request with some values for each of its parameters, with others, and without each."""
+    rng = random.Random(7)
+    session = Session(pipeline)
+    assert SOUND.keys() == REQUESTS.keys()
+    for name, sound in SOUND.items():
+        names = {*signature(REQUESTS[name]).parameters, "num_beams", "top_k", "model", "other"}
+        for param in sorted(names - {"session", "options"}):
+            without = {key: value for key, value in sound.items() if key != param}
+            tried = [{**sound, param: value} for value in rng.sample(VALUES, 3)]
+            for params in (without, *tried):
+                with suppress(TrifoldError):
+                    answer(session, name, params)
+
+
+@pytest.mark.parametrize("body", [b'{"layer": NaN}', b'{"layer": Infinity}', b'{"a":' * 50_000])
+def test_what_is_no_json_is_the_error_of_the_client(server, body):
+    status, content = send(server, "/api/lens", body, X_Token="secret")
+    assert status == 400 and json.loads(content)["error"].startswith("the parameters are ")
 
 
 def test_an_unexpected_error_is_one_line(server, monkeypatch):

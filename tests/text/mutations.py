@@ -22,7 +22,19 @@ from tokenizers import (
 )
 
 LETTERS = "abcdefghij"
-TEXTS = ["", "a", "ab ba", "  a  ", "é\u0301x", "日本語 a-b 12", "\0", "xx a xx", "A" * 50, "😀👩‍👧 b", "-"]
+TEXTS = [
+    "",
+    "a",
+    "ab ba",
+    "  a  ",
+    "é\u0301x",
+    "日本語 a-b 12",
+    "\0",
+    "xx a xx",
+    "A" * 50,
+    "😀👩‍👧 b",
+    "-",
+]
 # What replaces a value, preferably one of its type.
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, 2, 3, 7, -1, 2**31, 2**32 - 1, 2**53, 1.5, -0.5, 1e300),
@@ -80,9 +92,7 @@ def documents() -> list[dict[str, Any]]:
         decoder=decoders.BPEDecoder(),
         normalizer=normalizers.ByteLevel(),
     )
-    made = [
-        json.loads(each.to_str()) for each in (byte_level, word_piece, unigram, words, plain)
-    ]
+    made = [json.loads(each.to_str()) for each in (byte_level, word_piece, unigram, words, plain)]
     trie = struct.pack("<I", 0) * 256
     rules = base64.b64encode(struct.pack("<I", len(trie)) + trie + b"a\0b\0").decode()
     ruled = copy.deepcopy(made[2])

@@ -206,6 +206,10 @@ SETTINGS: dict[str, tuple[dict[str, bytes], str]] = {
         {"tokenizer_config.json": b'{"added_tokens_decoder": {"99999999999": {"content": "x"}}}'},
         "has the id 99999999999",
     ),
+    "names of inputs": (
+        {"tokenizer_config.json": b'{"model_input_names": 4294967295}'},
+        "tokenizer_config.json: model_input_names is 4294967295, not a list",
+    ),
     "added text": (
         {"tokenizer_config.json": b'{"added_tokens_decoder": {"1": "x"}}'},
         "not a list of tokens by id",

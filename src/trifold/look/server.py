@@ -112,6 +112,15 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
     return Starlette(routes=[Route("/", index), Route("/api/{name}", api, methods=["POST"])])
 
 
+def new_server(app: Any) -> Any:
+    """The server of an application, which prints nothing: it answers invalid requests, and an
+    internal error is the answer of the application.
+    """
+    import uvicorn
+
+    return uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+
+
 def serve(
     sessions: Sequence[Session],
     start: Mapping[str, Any],
@@ -125,9 +134,6 @@ def serve(
     with open_socket(port) as listener:
         number = listener.getsockname()[1]
         app = create_app(sessions, start, number, token)
-        import uvicorn
-
-        # Its warnings are about invalid requests, which are answered.
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        server = new_server(app)
         on_ready(f"http://{HOST}:{number}/?token={token}")
         server.run(sockets=[listener])

@@ -40,7 +40,7 @@ _SUBSTITUTES = {
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Types of entries of tokenizer_config.json that are not tokens.
-_TYPES: dict[str, type] = {"model_input_names": list, "added_tokens_decoder": dict}
+_TYPES: dict[str, type] = {"model_input_names": list}
 _HOLE = re.compile(r"<mask>|<extra_id_\d+>")
 _MAX_INTEGER = 10**31  # tokenizer_config.json writes 10^30 for "no limit"
 

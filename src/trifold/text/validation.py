@@ -158,9 +158,7 @@ def _tokens_around(part: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         for name, entry in part["special_tokens"].items():
             tokens: Sequence[str] = entry["tokens"]
             if len(tokens) != len(entry["ids"]):
-                raise Rejected(
-                    f"{name!r:.60} has {len(tokens)} tokens and {len(entry['ids'])} ids"
-                )
+                raise Rejected(f"{name!r:.60} has {len(tokens)} tokens and {len(entry['ids'])} ids")
             yield from zip(tokens, entry["ids"], strict=True)
 
 
