@@ -7,6 +7,7 @@ readers round.
 import json
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import Any
 from trifold.errors import UNPRINTABLE, CheckpointError
 
 MAX_JSON = 10 * 2**20  # bytes; the largest config or index in use is below 1 MB
+MAX_LINE = 2**20  # bytes of a line of metrics; a batch of many events has some kilobytes
 MAX_INTEGER = 2**53  # larger integers are rounded by other JSON readers
 
 
@@ -31,14 +33,55 @@ def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
     return UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
-def iter_json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects in the lines of a file, if it exists, without a line that is incomplete or being
-    written.
+def iter_metrics(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl, if it exists, without a last one that is being written.
+
+    Raises CheckpointError, with the number of the line, for one that training does not write.
     """
     with suppress(FileNotFoundError), file.open("rb") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                yield json.loads(line)
+        number = 0
+        while line := lines.readline(MAX_LINE):
+            number += 1
+            try:
+                yield parse_metrics(line)
+            except ValueError as error:
+                if not line.endswith(b"\n") and len(line) < MAX_LINE:
+                    return
+                remedy = "remove the line; `trifold resume` removes it too"
+                raise CheckpointError(f"{file}:{number}: {error}; {remedy}") from None
+
+
+def parse_metrics(line: bytes) -> dict[str, Any]:
+    """A line of metrics.jsonl: its step, and numbers (null is a number that is not finite), or an
+    event with further values. Raises ValueError for anything else.
+    """
+    if len(line) >= MAX_LINE:
+        raise ValueError(f"a line of metrics has less than {MAX_LINE:,} bytes")
+    try:
+        values = json.loads(line.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("nested too deeply to be metrics") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"metrics are an object, not {values!r:.40}")
+    step = values.get("step")
+    if type(step) is not int or not 0 <= step <= MAX_INTEGER:
+        raise ValueError(f"step is {step!r:.40}, not a whole number")
+    for name, value in values.items():
+        is_number = isinstance(value, float | None) or type(value) is int
+        if not is_number and "event" not in values:
+            raise ValueError(f"{name!r:.40} is {value!r:.40}, not a number")
+    return values
+
+
+def finite(value: Any) -> float | None:
+    """A value of metrics as a number, or None if it is not finite or too large for one."""
+    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
+        return float(value)
+    return None
 
 
 def lone_surrogate(text: str) -> str | None:

@@ -200,12 +200,12 @@ DAMAGE = {
     "no mapping": ("recipe.yaml", b"- 1\n", "mapping"),
     "no task": ("recipe.yaml", b"name: a\n", "does not write"),
     "a task that is a number": ("recipe.yaml", b"name: a\ntask: 3\ntrain: 4\n", "does not write"),
-    "a step that is a list": ("metrics.jsonl", b'{"step": []}\n', "does not write"),
-    "a line without a step": ("metrics.jsonl", b"{}\n", "does not write"),
+    "a step that is a list": ("metrics.jsonl", b'{"step": []}\n', "metrics.jsonl:1: step is []"),
+    "a line without a step": ("metrics.jsonl", b"{}\n", "metrics.jsonl:1: step is None"),
     "a score that is a text": (
         "metrics.jsonl",
         b'{"step": 1, "valid/accuracy": "high"}\n',
-        "does not write",
+        "metrics.jsonl:1: 'valid/accuracy' is 'high', not a number; remove the line",
     ),
     "sessions that are a number": ("environment.json", b'{"sessions": 3}', "does not write"),
     "changes that are a list": (

@@ -3,7 +3,6 @@ without torch.
 """
 
 import json as json_library
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from trifold import disk
 from trifold.cli.options import Json, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import TrifoldError, UsageError, escape
-from trifold.jsonfiles import MAX_JSON, iter_json_lines, read_json, read_text
+from trifold.jsonfiles import MAX_JSON, finite, iter_metrics, read_json, read_text
 
 EXAMPLES = ("trifold runs", "trifold runs experiments --sort score", "trifold runs --json")
 HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
@@ -134,7 +133,7 @@ def describe_run(path: Path, name: str) -> RunFacts:
         _read_run(path, facts)
     except (TrifoldError, OSError) as error:
         facts.error = str(error)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         facts.error = f"{path}: its files have values that training does not write"
     return facts
 
@@ -183,18 +182,18 @@ def _read_metrics(file: Path, facts: RunFacts) -> int:
     """
     sign = -1 if facts.score == "loss" else 1
     validated = 0
-    for values in iter_json_lines(file):
-        facts.step = int(values["step"])
-        facts.seconds = float(values.get("seconds", facts.seconds))
+    for values in iter_metrics(file):
+        facts.step = values["step"]
+        facts.seconds = finite(values.get("seconds")) or facts.seconds
         if facts.score == "auto":
             facts.score = _main_score(values)
         if "valid/loss" in values:
             validated = facts.step
-        value = values.get(f"valid/{facts.score}")
-        if value is None or not math.isfinite(value):
+        value = finite(values.get(f"valid/{facts.score}"))
+        if value is None:
             continue
         if facts.value is None or sign * value > sign * facts.value:
-            facts.value = float(value)
+            facts.value = value
             facts.best_step = facts.step
     return validated
 

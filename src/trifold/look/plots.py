@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trifold import disk
 from trifold.errors import TrifoldError, UsageError
-from trifold.jsonfiles import iter_json_lines
+from trifold.jsonfiles import finite, iter_metrics
 
 if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
@@ -73,9 +73,10 @@ def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
 
 def read_metric(run: Path, key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one key of metrics.jsonl, such as `train/loss` or `valid/accuracy`."""
-    lines = iter_json_lines(run / "metrics.jsonl")
-    points = [(int(line["step"]), float(line[key])) for line in lines if key in line]
-    return [step for step, _ in points], [value for _, value in points]
+    lines = iter_metrics(run / "metrics.jsonl")
+    values = {line["step"]: finite(line.get(key)) for line in lines if key in line}
+    points = {step: value for step, value in values.items() if value is not None}
+    return [*points], [*points.values()]
 
 
 def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:

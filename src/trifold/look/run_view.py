@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.jsonfiles import iter_json_lines
+from trifold.jsonfiles import finite, iter_metrics
 from trifold.look.attention import HOOKS
 from trifold.look.session import Answer, Session
 from trifold.look.views import attention
@@ -49,10 +49,11 @@ def run(session: Session) -> Answer:
     """
     folder = _folder(session)
     curves = defaultdict[str, dict[float, float]](dict)
-    for line in iter_json_lines(folder / "metrics.jsonl"):
+    for line in iter_metrics(folder / "metrics.jsonl"):
         for name, value in line.items():
-            if name != "step" and isinstance(value, int | float):
-                curves[name][line["step"]] = value
+            number = finite(value)
+            if name != "step" and number is not None:
+                curves[name][line["step"]] = number
     samples = []
     for file in sorted((folder / "samples").glob("step-*.tsv")):
         with file.open(encoding="utf-8", newline="") as lines:
@@ -70,7 +71,8 @@ def run(session: Session) -> Answer:
 
 def _thin(points: dict[float, float]) -> dict[str, Any]:
     """At most MAX_POINTS points of a curve, evenly chosen."""
-    values = np.array([*points.items()], dtype=np.float32).reshape(-1, 2)
+    with np.errstate(over="ignore"):  # a diverging loss
+        values = np.array([*points.items()], dtype=np.float64).reshape(-1, 2).astype(np.float32)
     rows = np.linspace(0, len(values) - 1, min(len(values), MAX_POINTS)).round().astype(int)
     chosen = values[np.unique(rows)]
     return {"steps": chosen[:, 0], "values": chosen[:, 1]}

@@ -25,7 +25,7 @@ from trifold import disk
 from trifold.disk import sha256_of_file
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
 from trifold.hub.names import no_run_error
-from trifold.jsonfiles import read_json_or_none
+from trifold.jsonfiles import parse_metrics, read_json_or_none
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.ranks import Interrupted
@@ -272,8 +272,8 @@ def _step_of(line: bytes) -> float:
     if not line.endswith(b"\n"):
         return math.inf
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return int(parse_metrics(line)["step"])
+    except ValueError:
         return math.inf
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from trifold.costs import forward_flops, parameter_table
 from trifold.errors import CheckpointError, UsageError
 from trifold.hub.folder import read_config
-from trifold.jsonfiles import MAX_JSON, iter_json_lines, read_json, read_text
+from trifold.jsonfiles import MAX_JSON, iter_metrics, read_json, read_text
 from trifold.recipe import Recipe, load_recipe, set_key, split_override
 from trifold.settings import Settings
 from trifold.train.checkpoint import PROGRESS, list_checkpoints
@@ -78,8 +78,13 @@ class StudyRun(NamedTuple):
         the complete run.
         """
         progress = read_json(list_checkpoints(self.folder.checkpoints)[-1] / PROGRESS)
-        lines = iter_json_lines(self.folder.metrics)
-        *_, loss = (line["valid/loss"] for line in lines if "valid/loss" in line)
+        lines = iter_metrics(self.folder.metrics)
+        losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
+        if not losses or losses[-1] is None:
+            raise CheckpointError(
+                f"{self.folder.metrics}: no finite valid/loss at the end; remove "
+                f"{self.folder.path} and repeat the command, which trains it again"
+            )
         config = read_config(self.folder.model)
         tokens = progress["tokens"]
         flops = tokens * forward_flops(config, 0, config.max_positions).training[1]
@@ -87,7 +92,7 @@ class StudyRun(NamedTuple):
             "size": self.size,
             "parameters": self.parameters,
             "tokens": tokens,
-            "loss": loss,
+            "loss": losses[-1],
             "flops": flops,
             "seconds": round(progress["seconds"], 1),
         }
