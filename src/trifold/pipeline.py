@@ -21,6 +21,7 @@ from trifold.generate.stopping import Hypothesis, OutputLimit, output_limit
 from trifold.generate.streaming import truncate_at_stop
 from trifold.generation_config import GenerationConfig, resolve, with_generation_options
 from trifold.hub import load_model, resolve as find_folder, save_model
+from trifold.hub.card import Origin, read_origin, write_derived_card
 from trifold.hub.files import naming
 from trifold.hub.fill import Stored
 from trifold.hub.folder import folder_with
@@ -48,7 +49,7 @@ class Pipeline(PredictMixin):
 
     target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of
     the model; arguments take precedence. pictures: preprocessing of images, or None. modules: how
-    embeddings are pooled, or None.
+    embeddings are pooled, or None. origin: the folder that it was loaded from, for its model card.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Pipeline(PredictMixin):
         generation: dict[str, object] | None = None,
         pictures: ImageSettings | None = None,
         modules: SentenceModules | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.model = model
         self.pictures = pictures
         self.modules = modules
+        self.origin = origin
         config = model.config
         writer = target_tokenizer or tokenizer
         if tokenizer is not None:
@@ -422,8 +425,8 @@ class Pipeline(PredictMixin):
     # --- disk -------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path, *, max_shard_size: int | str = "5GB") -> None:
-        """Write a Hugging Face folder: config, weights, tokenizers; settings of generation, images,
-        embeddings, if any.
+        """Write a Hugging Face folder: config, weights, tokenizers, model card; settings of
+        generation, images, embeddings, if any.
 
         Weights above `max_shard_size` (bytes, or a string such as 500MB) are split into several
         files.
@@ -442,6 +445,10 @@ class Pipeline(PredictMixin):
             write_image_settings(path, self.pictures)
         if self.modules is not None:
             write_modules(path, self.modules, self.config.d_model, self.config.max_positions)
+        self._save_tokenizers(path)
+        write_derived_card(path, self.origin)
+
+    def _save_tokenizers(self, path: Path) -> None:
         if self.tokenizer is None:
             return
         # A source ends with </s>, unless a post-processor of the tokenizer adds its special tokens.
@@ -550,11 +557,11 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     found_device = find_device(device)
     fast.enable()
-    folder = find_folder(str(name))
+    model_folder = find_folder(str(name))
     model, generation = load_model(
-        folder, dtype=getattr(torch, dtype), device=found_device, stored=weights
+        model_folder, dtype=getattr(torch, dtype), device=found_device, stored=weights
     )
-    folder = folder_with("tokenizer_config.json", folder)
+    folder = folder_with("tokenizer_config.json", model_folder)
     if tokenizer is None:
         reader, writer = read_tokenizers(folder)
     else:
@@ -564,7 +571,13 @@ def load(
         file_of_settings = folder / "config.json"
     with naming(file_of_settings):
         return Pipeline(
-            model, reader, writer, generation, read_image_settings(folder), read_modules(folder)
+            model,
+            reader,
+            writer,
+            generation,
+            read_image_settings(folder),
+            read_modules(folder),
+            read_origin(str(name), model_folder),
         )
 
 

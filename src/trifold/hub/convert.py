@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trifold.errors import CheckpointError
 from trifold.hub import rules
+from trifold.hub.card import read_origin, write_derived_card
 from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.family import Family
 from trifold.hub.files import new_folder, write_json
@@ -49,7 +50,7 @@ Form = Literal["hugging-face", "native"]
 DESCRIPTIVE = ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task")
 # Files that are copied unchanged, except for the names of code in SETTINGS.
 SETTINGS = ("tokenizer_config.json", "preprocessor_config.json")
-COPIED = "preprocessor_config.json README.md LICENSE LICENSE.txt LICENSE.md NOTICE".split()
+COPIED = "preprocessor_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
 TOKENIZER = """
     tokenizer.json target_tokenizer.json special_tokens_map.json added_tokens.json
     chat_template.jinja vocab.json target_vocab.json vocab.txt merges.txt bpe.codes
@@ -140,6 +141,7 @@ def convert(
         generation = read_generation_settings(folder_with(GENERATION, old), config, values)
         described = _describe(values, source, target)
         write_settings(folder, target, config, generation, written, described)
+        write_derived_card(folder, read_origin(str(old), old))
         lost = [name for name in theirs if name not in shapes and rules.ignored(table, name)]
         files = sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()

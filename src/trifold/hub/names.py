@@ -15,6 +15,7 @@ DOWNLOADED = """
     *.json model*.safetensors adapter_model.safetensors *.model *.spm *.txt *.jinja bpe.codes
     [0-9]_Dense/model.safetensors
 """.split()
+CARD = "README.md"  # with the licence of the model
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
 _REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
@@ -39,12 +40,12 @@ def resolve(
     if revision is not None and not _REVISION.fullmatch(revision):
         raise CheckpointError(f"{revision!r:.100}: not the name of a revision of {name}")
     try:
-        downloaded = _download(name, DOWNLOADED, revision)
+        downloaded = _download(name, [*DOWNLOADED, CARD], revision)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{similar_folder(folder, others)}") from None
     if not pickled or has_weights(downloaded):
         return downloaded
-    return _download(name, DOWNLOADED + PICKLED, revision)
+    return _download(name, [*DOWNLOADED, CARD, *PICKLED], revision)
 
 
 def _model_in(folder: Path, name: str) -> Path:

@@ -35,6 +35,7 @@ from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSett
 from trifold.objectives.objective import ENCODER, BuildContext, TaskBundle
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
+from trifold.scores.bootstrap import Resampled, mean_scorer
 from trifold.scores.squad import SquadScore, score_answer
 from trifold.text import Encoded
 from trifold.text.spans import Ids
@@ -91,6 +92,7 @@ class AnswerSettings(LabelledSettings):
     answers and id.
     """
 
+    pipeline_tag = "question-answering"
     command = 'predict {folder} "a question" --context "a text that contains the answer"'
     shapes = ("encoder",)
     heads = ("span",)
@@ -321,9 +323,14 @@ class ExtractAnswers(LabelledObjective):
         references = [[answer["text"] for answer in answers] for answers in columns["answers"]]
         score = SquadScore()
         score.add(references, predictions)
+        pairs = zip(references, predictions, strict=True)
+        exact, f1 = zip(*(score_answer(*pair) for pair in pairs), strict=True)
+        means = {"exact_match": [100 * x for x in exact], "f1": [100 * x for x in f1]}
+        resampled = Resampled(mean_scorer(means), len(predictions), "questions")
         expected = map(_expected_answer, references, predictions)
         samples = [*map(Sample, columns["question"], expected, predictions)][: run.context.samples]
-        return Evaluation(score.values(), samples, [score.signature], confidences[: len(samples)])
+        confidences = confidences[: len(samples)]
+        return Evaluation(score.values(), samples, [score.signature], confidences, resampled)
 
 
 def _expected_answer(references: Sequence[str], prediction: str) -> str:

@@ -54,6 +54,7 @@ _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that stands for a byte
 class CausalSettings(ObjectiveSettings):
     """Settings of a causal language model."""
 
+    pipeline_tag = "text-generation"
     supports_cache = True
     shapes = ("decoder",)
     defaults = {"model": {"preset": "gpt2"}}  # noqa: RUF012

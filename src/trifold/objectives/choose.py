@@ -27,6 +27,7 @@ from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.choose import after_question
+from trifold.scores.bootstrap import Resampled, mean_scorer
 from trifold.text.spans import Ids
 
 # --- columns --------------------------------------------------------------------------------------
@@ -95,6 +96,7 @@ class ChooseSettings(LabelledSettings):
     label.
     """
 
+    pipeline_tag = "multiple-choice"
     command = 'predict {folder} "your text" --choices one --choices another'
     shapes = ("encoder",)
     heads = ("choice",)
@@ -309,4 +311,10 @@ class Choose(LabelledObjective):
             Sample(" ".join(filter(None, (text, question))), choices[label], choices[output])
             for text, question, choices, label, output in rows
         ]
-        return Evaluation(self.scores_of_sums(run.sums), samples, (), confidences)
+        correct = [
+            100.0 * (output == label)
+            for output, label in zip(run.by_row("outputs"), run.rows.columns["label"], strict=True)
+        ]
+        resampled = Resampled(mean_scorer({"accuracy": correct}), len(correct), self.row_name)
+        scores = self.scores_of_sums(run.sums)
+        return Evaluation(scores, samples, (), confidences, resampled)

@@ -65,6 +65,7 @@ class ClassifySettings(LabelledSettings):
     and label.
     """
 
+    pipeline_tag = "text-classification"
     heads = ("sequence",)
     reads_whole = True
 

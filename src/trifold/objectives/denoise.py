@@ -106,6 +106,7 @@ class Noise(Settings):
 class DenoiseSettings(DenoisingSettings):
     """Settings of BART's denoising."""
 
+    pipeline_tag = "text2text-generation"
     special = {"special": ["mask"]}  # noqa: RUF012
     command = 'generate {folder} "a text with a {mask}"'
 
@@ -130,6 +131,7 @@ class DenoiseSettings(DenoisingSettings):
 class SpansSettings(DenoisingSettings):
     """Settings of T5's span corruption."""
 
+    pipeline_tag = "text2text-generation"
     special = {"sentinels": 100}  # noqa: RUF012
     command = 'generate {folder} "a text with a <extra_id_0>"'
 

@@ -63,6 +63,7 @@ class EmbedSettings(LabelledSettings):
     score).
     """
 
+    pipeline_tag = "sentence-similarity"
     heads = ("pooler",)
 
     kind: Literal["embed"] = "embed"

@@ -12,7 +12,10 @@ import torch
 from trifold.batches import BatchSettings
 from trifold.generation_config import GenerationConfig
 from trifold.nn import Transformer
+from trifold.scores.bootstrap import Resampled
 from trifold.text.spans import Ids
+
+MAX_LOSS = 700.0  # of which the exponential is finite
 
 
 class Sample(NamedTuple):
@@ -28,6 +31,7 @@ class Evaluation(NamedTuple):
     computed.
 
     confidences: the probability of the prediction in each sample, of a task that predicts labels.
+    resampled: computes the scores of some of the examples; None if there are too few of them.
     loss: in nats per token, without smoothing. value: what `best_by` names; larger is better.
     """
 
@@ -35,6 +39,7 @@ class Evaluation(NamedTuple):
     samples: Sequence[Sample] = ()
     signatures: Sequence[str] = ()
     confidences: Sequence[float] = ()
+    resampled: Resampled | None = None
     loss: float = math.nan
     value: float = math.nan
 
@@ -69,7 +74,7 @@ class EvalRun(NamedTuple):
     @property
     def perplexity(self) -> float:
         """exp of the loss, finite."""
-        return math.exp(min(self.sums["loss"], 700.0))
+        return math.exp(min(self.sums["loss"], MAX_LOSS))
 
     def by_row(self, name: str) -> list[Any]:
         """A statistic of `measure` that has a value for each row of a batch, in the order of the

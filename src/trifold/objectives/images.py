@@ -45,6 +45,7 @@ class ImagesSettings(ClassifySettings):
     class, or IDX files.
     """
 
+    pipeline_tag = "image-classification"
     data_kind = "images"  # type: ignore[assignment]
     command = "predict {folder} image.png"
     shapes = ("encoder",)

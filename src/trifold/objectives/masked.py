@@ -89,6 +89,7 @@ class MaskingSettings(DocumentObjectiveSettings):
 class MaskedSettings(MaskingSettings):
     """Settings of a masked language model."""
 
+    pipeline_tag = "fill-mask"
     command = FILL_MASK
 
     kind: Literal["masked"] = "masked"

@@ -7,6 +7,7 @@ the lengths of the examples and the number of target tokens of a batch.
 
 from __future__ import annotations
 
+import math
 import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.batches import BatchSettings
@@ -28,7 +30,8 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.checks import first_problem
 from trifold.nn.config import Head, Shape
 from trifold.objectives.batch import Batch, Examples, LossTerm
-from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation
+from trifold.objectives.evaluation import MAX_LOSS, EvalContext, EvalRun, Evaluation
+from trifold.scores.bootstrap import Resampled, sums_scorer
 from trifold.settings import Settings
 from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
 from trifold.text.spans import Ids
@@ -38,6 +41,7 @@ from trifold.text.tokenizer import TARGET_TOKENIZER_FILE, TOKENIZER_FILE
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 AnyRows = TypeVar("AnyRows", bound=Rows)
 DataKind = Literal["pairs", "table", "images", "documents", "parts"]
+FEWEST_BATCHES = 10  # that are resampled
 # Defaults of a recipe that leaves the model to its task: a model of a published family.
 ENCODER: Mapping[str, Mapping[str, Any]] = {
     "model": {"preset": "bert-base"},
@@ -195,7 +199,8 @@ class ObjectiveSettings(Settings):
 
     data_kind: what the objective reads: pairs of texts, a table, images, raw documents, or parts
         with their own data.
-    command: the command that uses a trained model. unused_keys: recipe keys that have no effect and
+    command: the command that uses a trained model. pipeline_tag: what hubs call the task, or "".
+    unused_keys: recipe keys that have no effect and
         are rejected.
     supports_cache: whether it reads tokens from data.cache. shapes, heads: model shapes that the
     objective supports, and heads that it requires. defaults: settings, by group, of a recipe with
@@ -205,6 +210,7 @@ class ObjectiveSettings(Settings):
 
     data_kind: ClassVar[DataKind] = "documents"
     command: ClassVar[str] = 'generate {folder} "your text"'
+    pipeline_tag: ClassVar[str] = ""
     unused_keys: ClassVar[tuple[str, ...]] = ("tokenizer.dropout", "tokenizer.dropout_epochs")
     supports_cache: ClassVar[bool] = False
     shapes: ClassVar[tuple[Shape, ...]] = ("encoder-decoder",)
@@ -375,19 +381,50 @@ class Objective(ABC):
         """
         sums: dict[str, Any] = defaultdict(int)
         device = next(model.parameters()).device
+        batches = []
         for batch_rows in plan_all(examples.lengths, context.batches):
             context.poll()
             measured = self.measure(model, self.batch(examples, batch_rows).to(device))
+            batches.append(measured)
             for name, value in {"rows": [batch_rows], **measured}.items():
                 sums.setdefault(name, type(value)())  # 0, or an empty list
                 sums[name] += value
         loss = sums["nll"] / max(sums["tokens"], 1)
         sums["loss"] = loss
         evaluation = self.compute_scores(EvalRun(model, rows, examples, context, sums))
+        if evaluation.resampled is None:
+            evaluation = evaluation._replace(
+                resampled=self._resampled(batches, len(examples.lengths))
+            )
         best_by = self.settings.best_by
         if best_by == "loss":
             return evaluation._replace(loss=loss, value=-loss)
         return evaluation._replace(loss=loss, value=evaluation.scores[best_by])
+
+    def _resampled(self, batches: Sequence[Mapping[str, Any]], examples: int) -> Resampled | None:
+        """The scores of some of the examples, if `measure` returns a row for each; otherwise of
+        some of the batches, if there are enough. batches: the statistics of each.
+        """
+        columns = _rows_of(batches, examples)
+        if columns:
+
+            def of_rows(rows: Ids) -> Mapping[str, float]:
+                return self.scores_of_sums({name: [x[rows]] for name, x in columns.items()})
+
+            return Resampled(of_rows, examples, self.row_name)
+        if len(batches) < FEWEST_BATCHES:
+            return None
+        numbers = [
+            {name: value for name, value in batch.items() if not isinstance(value, list)}
+            for batch in batches
+        ]
+
+        def of_sums(sums: Mapping[str, Any]) -> Mapping[str, float]:
+            loss = float(sums["nll"] / max(sums["tokens"], 1))
+            perplexity = math.exp(min(loss, MAX_LOSS))
+            return {**self.scores_of_sums(sums), "loss": loss, "perplexity": perplexity}
+
+        return Resampled(sums_scorer(numbers, of_sums), len(batches), "batches")
 
     def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of the model that is validated and saved, from those that are trained."""
@@ -410,3 +447,14 @@ class Objective(ABC):
         """Write the tokenizers next to a model."""
         folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer.save(folder, **self.save_options)
+
+
+def _rows_of(batches: Sequence[Mapping[str, Any]], examples: int) -> dict[str, NDArray[Any]]:
+    """The statistics that are arrays with a row for each example, over all batches."""
+    columns = dict[str, NDArray[Any]]()
+    for name, first in batches[0].items():
+        if isinstance(first, list) and all(isinstance(array, np.ndarray) for array in first):
+            columns[name] = np.concatenate([array for batch in batches for array in batch[name]])
+    if any(len(column) != examples for column in columns.values()):
+        return {}
+    return columns

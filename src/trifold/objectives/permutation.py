@@ -40,6 +40,7 @@ from trifold.text.spans import Ids, example_rng
 class PermutationSettings(DocumentObjectiveSettings):
     """Settings of a permutation language model."""
 
+    pipeline_tag = "fill-mask"
     command = FILL_MASK
     defaults = {**ENCODER, "model": {"preset": "xlnet-base"}}  # noqa: RUF012
 

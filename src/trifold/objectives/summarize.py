@@ -19,6 +19,7 @@ from trifold.errors import DataError
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.translate import SourceTargetExamples, Translate, TranslateSettings
+from trifold.scores.bootstrap import Resampled, mean_scorer
 from trifold.scores.rouge import RougeScore
 from trifold.scripts import main_script
 
@@ -51,6 +52,7 @@ class SummaryRows(Rows):
 class SummarizeSettings(TranslateSettings):
     """Settings of summarization; `data.columns` names the columns of source and target."""
 
+    pipeline_tag = "summarization"
     data_kind = "table"  # type: ignore[assignment]
     defaults = {  # noqa: RUF012
         "model": {"preset": "transformer-base"},
@@ -104,6 +106,8 @@ class Summarize(Translate):
         score = RougeScore()
         rows = run.rows
         score.add(rows.columns["target"], outputs)
+        percentages = {name: [100 * x for x in of] for name, of in score.by_example.items()}
+        resampled = Resampled(mean_scorer(percentages), len(outputs), self.row_name)
         sources = (shorten(source, 200, placeholder=" …") for source in rows.sources)
         samples = [Sample(*each) for each in zip(sources, rows.targets, outputs, strict=True)]
-        return Evaluation(score.values(), samples, [score.signature])
+        return Evaluation(score.values(), samples, [score.signature], resampled=resampled)

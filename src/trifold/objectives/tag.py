@@ -11,6 +11,7 @@ scores             precision, recall and F1 of entities; accuracy of the tags
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import eq
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +30,15 @@ from trifold.objectives.labels import order_labels, report_similar
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.tag import MERGE, choose_tags, first_tokens, word_spans
 from trifold.ragged import Ragged
-from trifold.scores.entities import EntityScore, count_invalid, find_entities
+from trifold.scores.bootstrap import Resampled, sums_scorer
+from trifold.scores.entities import (
+    ENTITY_COUNTS,
+    EntityScore,
+    count_entities,
+    count_invalid,
+    entity_scores,
+    find_entities,
+)
 from trifold.text.spans import Ids
 from trifold.text.tokenizer import NO_LIMITS
 
@@ -83,6 +92,7 @@ class TagSettings(LabelledSettings):
     first and last.
     """
 
+    pipeline_tag = "token-classification"
     heads = ("token",)
 
     kind: Literal["tag"] = "tag"
@@ -252,7 +262,32 @@ class TagWords(LabelledObjective):
             firsts = [first for first in examples.firsts[row] if first >= 0]
             confidences.append(float(probabilities[row][firsts].prod()))
             samples.append(self._sample(words[row], references[row], predictions[row]))
-        return Evaluation(values, samples, lines, confidences)
+        resampled = self._resampled_tags(references, predictions)
+        return Evaluation(values, samples, lines, confidences, resampled)
+
+    def _resampled_tags(
+        self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+    ) -> Resampled:
+        """The scores of some of the sentences."""
+        sentences = list(zip(references, predictions, strict=True))
+        matches = [sum(map(eq, *sentence)) for sentence in sentences]
+        statistics = [
+            {"matches": count, "tags": len(expected)}
+            for count, expected in zip(matches, references, strict=True)
+        ]
+        if self.settings.best_by == "f1":
+            statistics = [
+                counts | count_entities(*sentence)
+                for counts, sentence in zip(statistics, sentences, strict=True)
+            ]
+
+        def scores(sums: Mapping[str, Any]) -> dict[str, float]:
+            values = {"accuracy": 100 * float(sums["matches"]) / max(float(sums["tags"]), 1)}
+            if "correct" in sums:
+                values |= entity_scores(*(int(sums[name]) for name in ENTITY_COUNTS))
+            return values
+
+        return Resampled(sums_scorer(statistics, scores), len(sentences), self.row_name)
 
     def _sample(self, words: Sequence[str], *both: Sequence[str]) -> Sample:
         """The sentence with its entities, or its tags: the reference and the prediction."""

@@ -12,8 +12,9 @@ Temperature-scaled mixing: its share is proportional to min(e_m, K)^(1/T). Each 
 rows of a larger part.
 """
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -27,7 +28,8 @@ from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle
 from trifold.objectives.translate import SourceTargetExamples, Translate
 from trifold.scores import SCORES
-from trifold.scores.bleu import tokenizer_note
+from trifold.scores.bleu import text_scorer, tokenizer_note
+from trifold.scores.bootstrap import Resampled
 from trifold.scores.correlation import pearson
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
@@ -80,6 +82,7 @@ class PartSettings(Settings):
 class TextToTextSettings(ObjectiveSettings):
     """Settings of several tasks as one."""
 
+    pipeline_tag = "text2text-generation"
     data_kind = "parts"
     unused_keys = (*ObjectiveSettings.unused_keys, *(f"data.{key}" for key in _PAIR_KEYS))
 
@@ -286,7 +289,37 @@ class TextToText(Translate):
         # The first sample of every part, then the second of every part.
         number = np.concatenate([np.arange(stop - start) for _, start, stop in rows.parts])
         samples = [samples[row] for row in np.argsort(number, kind="stable")]
-        return Evaluation(scores, samples, signatures)
+        resampled = self._resampled_parts(rows, outputs)
+        return Evaluation(scores, samples, signatures, resampled=resampled)
+
+    def _resampled_parts(self, rows: ConcatenatedParts, outputs: Sequence[str]) -> Resampled:
+        """The scores of each part, and their mean, on some of the texts."""
+        scorers = {
+            name: self._scorer(name, outputs[start:stop], rows.targets[start:stop])
+            for name, start, stop in rows.parts
+        }
+
+        def scores(drawn: Ids) -> dict[str, float]:
+            values = {}
+            for name, start, stop in rows.parts:
+                of_part = drawn[(drawn >= start) & (drawn < stop)] - start
+                values[name] = math.nan
+                if len(of_part):
+                    values[name] = scorers[name](of_part)
+            return values | {"mean": sum(values.values()) / len(values)}
+
+        return Resampled(scores, len(outputs), self.row_name)
+
+    def _scorer(
+        self, name: str, ours: Sequence[str], targets: Sequence[str]
+    ) -> Callable[[Ids], float]:
+        """The score of a part for some of its texts."""
+        kind = self.settings.parts[name].score
+        if kind != "pearson":
+            scorer = text_scorer(kind, ours, targets)
+            return lambda rows: scorer(rows)[kind]
+        numbers, labels = (np.array([parse_number(text) for text in of]) for of in (ours, targets))
+        return lambda rows: 100 * pearson(numbers[rows], labels[rows])
 
     def _score(self, name: str, ours: Sequence[str], targets: Sequence[str]) -> tuple[float, str]:
         kind = self.settings.parts[name].score

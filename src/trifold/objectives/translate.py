@@ -37,7 +37,7 @@ from trifold.scores.bleu import (
     text_scorer,
     tokenizer_note,
 )
-from trifold.scores.bootstrap import Scorer
+from trifold.scores.bootstrap import Resampled, Scorer
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 from trifold.text.spans import Ids, example_rng
@@ -49,6 +49,7 @@ from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 class TranslateSettings(ObjectiveSettings):
     """Settings of translation."""
 
+    pipeline_tag = "translation"
     data_kind = "pairs"
     unused_keys = ()
 
@@ -243,7 +244,11 @@ class Translate(Objective):
         scores = self.settings.scores(outputs, rows.targets)
         samples = [Sample(*each) for each in zip(rows.sources, rows.targets, outputs, strict=True)]
         values = {name: score.value for name, score in scores.items()}
-        return Evaluation(values, samples, [str(score) for score in scores.values()])
+        resampled = Resampled(
+            self.settings.scorer(outputs, rows.targets), len(outputs), self.row_name
+        )
+        signatures = [str(score) for score in scores.values()]
+        return Evaluation(values, samples, signatures, resampled=resampled)
 
     def outputs(
         self, run: EvalRun, sources: Ragged, search: GenerationConfig | None = None

@@ -1,11 +1,12 @@
-"""Paired bootstrap resampling: would the difference of two systems' scores hold on other examples
-(Koehn 2004)?
+"""Bootstrap resampling: would a score, or the difference of two systems' scores, hold on other
+examples (Koehn 2004)?
 
-A resample is as many examples as there are, drawn with replacement; both systems are scored on it.
+A resample is as many examples as there are, drawn with replacement; each system is scored on it.
 Draws and p-values are those of sacreBLEU.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,13 +30,39 @@ class Difference(NamedTuple):
     p_value: float
 
 
+@dataclass(frozen=True)
+class Resampled:
+    """Scores that can be computed on some of `examples`, which `noun` names."""
+
+    scorer: Scorer
+    examples: int
+    noun: str
+
+
+def score_intervals(
+    resampled: Resampled, samples: int = 1000, seed: int = 12345
+) -> dict[str, tuple[float, float]]:
+    """The 95 % confidence interval of each score, from `samples` resamples."""
+    drawn = _resamples(resampled.examples, samples, seed)
+    scores = [resampled.scorer(rows) for rows in drawn]
+    intervals = {}
+    for name in scores[0]:
+        low, high = np.quantile([values[name] for values in scores], (0.025, 0.975)).tolist()
+        intervals[name] = (low, high)
+    return intervals
+
+
+def _resamples(examples: int, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    rng = np.random.default_rng(seed)
+    return (rng.choice(examples, examples) for _ in range(samples))
+
+
 def paired_bootstrap(
     a: Scorer, b: Scorer, examples: int, samples: int = 1000, seed: int = 12345
 ) -> dict[str, Difference]:
     """The differences of all scores, from `samples` resamples."""
-    rng = np.random.default_rng(seed)
     results = {}
-    drawn = chain([np.arange(examples)], (rng.choice(examples, examples) for _ in range(samples)))
+    drawn = chain([np.arange(examples)], _resamples(examples, samples, seed))
     pairs = [(a(rows), b(rows)) for rows in drawn]
     for name in pairs[0][0]:
         # The first pair is that of all examples.
@@ -47,6 +74,12 @@ def paired_bootstrap(
         low, high = np.quantile(differences, (0.025, 0.975)).tolist()
         results[name] = Difference(first, second, second - first, low, high, p_value)
     return results
+
+
+def mean_scorer(values: Mapping[str, Sequence[float]]) -> Scorer:
+    """The scorer for scores that are means; values: of each example, by the name of the score."""
+    columns = {name: np.array(column, np.float64) for name, column in values.items()}
+    return lambda rows: {name: float(column[rows].mean()) for name, column in columns.items()}
 
 
 def sums_scorer(
@@ -63,8 +96,7 @@ def sums_scorer(
     lists = {name: np.concatenate(x) for name, x in joined.items() if isinstance(x[0], np.ndarray)}
 
     def scorer(rows: NDArray[np.int64]) -> Mapping[str, float]:
-        # How often each example is drawn; a resample has as many rows as there are examples.
-        counts = np.bincount(rows, minlength=len(rows))
+        counts = np.bincount(rows, minlength=len(examples))  # how often each example is drawn
         sums = {name: np.tensordot(counts, values, 1) for name, values in numbers.items()}
         return score({**sums, **{name: [values[rows]] for name, values in lists.items()}})
 

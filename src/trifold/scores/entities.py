@@ -85,15 +85,27 @@ class EntityScore:
 
     def values(self) -> dict[str, float]:
         """precision, recall and f1 over all entities, in percent."""
-        return _values(*(counter.total() for counter in self.counts))
+        return entity_scores(*(counter.total() for counter in self.counts))
 
     def by_type(self) -> dict[str, dict[str, float]]:
         """`values` of each type that occurs."""
         types = sorted(self.counts[1] | self.counts[2])
-        return {name: _values(*(counter[name] for counter in self.counts)) for name in types}
+        return {name: entity_scores(*(counter[name] for counter in self.counts)) for name in types}
 
 
-def _values(correct: int, references: int, predictions: int) -> dict[str, float]:
+ENTITY_COUNTS = ("correct", "references", "predictions")
+
+
+def count_entities(reference: Sequence[str], prediction: Sequence[str]) -> dict[str, int]:
+    """The number of entities of one sentence by the names of ENTITY_COUNTS."""
+    score = EntityScore()
+    score.add([reference], [prediction])
+    totals = [counter.total() for counter in score.counts]
+    return dict(zip(ENTITY_COUNTS, totals, strict=True))
+
+
+def entity_scores(correct: int, references: int, predictions: int) -> dict[str, float]:
+    """precision, recall and f1 in percent, from numbers of entities."""
     precision = 100 * correct / max(predictions, 1)
     recall = 100 * correct / max(references, 1)
     return {

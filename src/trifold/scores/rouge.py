@@ -35,16 +35,17 @@ def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
 
 class RougeScore:
     """Mean F1 over examples; of several references, the best for each score. Words are not
-    stemmed. unicode: the number of examples with Unicode words.
+    stemmed. by_example: the F1 of each example. unicode: the number of examples with
+    Unicode words.
     """
 
     def __init__(self) -> None:
-        self.sums = {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
-        self.examples = self.unicode = 0
+        self.by_example: dict[str, list[float]] = {"rouge1": [], "rouge2": [], "rougeL": []}
+        self.unicode = 0
 
     @property
     def signature(self) -> str:
-        words = words_note("unicode", self.unicode, self.examples)
+        words = words_note("unicode", self.unicode, len(self.by_example["rouge1"]))
         return f"measure:f1|stemming:no|references:best{words}"
 
     def add(self, references: Sequence[str | Sequence[str]], predictions: Sequence[str]) -> None:
@@ -58,14 +59,17 @@ class RougeScore:
             expected = [split(text) for text in as_texts(texts)]
             if not expected:
                 raise DataError(f"ROUGE: the prediction {prediction!r:.40} has no reference")
-            self.sums["rouge1"] += max(overlap_f1(words, predicted) for words in expected)
-            self.sums["rouge2"] += max(
-                overlap_f1(pairwise(words), pairwise(predicted)) for words in expected
-            )
             longest = [(common_subsequence(words, predicted), len(words)) for words in expected]
-            self.sums["rougeL"] += max(f1(common, size, len(predicted)) for common, size in longest)
-            self.examples += 1
+            best = {
+                "rouge1": max(overlap_f1(words, predicted) for words in expected),
+                "rouge2": max(
+                    overlap_f1(pairwise(words), pairwise(predicted)) for words in expected
+                ),
+                "rougeL": max(f1(common, size, len(predicted)) for common, size in longest),
+            }
+            for name, value in best.items():
+                self.by_example[name].append(value)
 
     def values(self) -> dict[str, float]:
         """rouge1, rouge2 and rougeL, in percent."""
-        return {name: 100 * total / max(self.examples, 1) for name, total in self.sums.items()}
+        return {name: 100 * sum(of) / max(len(of), 1) for name, of in self.by_example.items()}

@@ -1,6 +1,7 @@
 """Validation: average the last weights, measure them on validation data, and keep the best."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.hub import save_model
+from trifold.hub.card import write_card
 from trifold.hub.peft import save_adapter
 from trifold.nn import Transformer
 from trifold.nn.lora import merge
@@ -17,6 +19,7 @@ from trifold.scores import score_text
 from trifold.train import checkpoint
 from trifold.train.checkpoint import BestValidation
 from trifold.train.data import TrainingData
+from trifold.train.model_card import run_card
 from trifold.train.monitor import Validated
 from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
@@ -86,11 +89,11 @@ class Validator:
             result = data.objective.evaluate(self.model, data.bundle.valid, data.valid, context)
         except Interrupted:
             if best.score is None:  # there is no other model to use
-                self.save_model(weights)
+                self.save_model(weights, None)
             raise
         is_best = best.is_beaten(result.value, result.loss)
         if is_best:
-            self.save_model(weights)
+            self.save_model(weights, result)
             best = BestValidation(result.value, step, loss=result.loss)
         else:
             best = best._replace(since=best.since + 1)
@@ -106,20 +109,23 @@ class Validator:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
 
-    def save_model(self, weights: dict[str, Tensor]) -> None:
-        """Write the weights, config and tokenizers as a Hugging Face folder, and the adapters among
-        `weights` alone to adapter/.
+    def save_model(self, weights: dict[str, Tensor], result: Evaluation | None) -> None:
+        """Write the weights, config, tokenizers and model card as a Hugging Face folder, and the
+        adapters among `weights` alone to adapter/. result: of their validation.
         """
         recipe = self.data.recipe
         generation = recipe.generate.model_dump()
         save_model(self.folder.model, self.model, generation=generation)
         self.data.objective.save(self.folder.model)
+        card = run_card(recipe, self.folder, self.model.count_parameters(), result)
+        write_card(self.folder.model, card)
         lora = recipe.train.lora
         if lora is not None:
             adapter = self.folder.path / "adapter"
             base = recipe.start_from or ""
             save_adapter(adapter, base, self.data.config, lora, weights, self.trained)
             self.data.objective.save(adapter)
+            write_card(adapter, replace(card, is_adapter=True))
 
     def _write_samples(self, step: int, result: Evaluation) -> None:
         """Write the generated samples as a table, and the scores or their signatures, which contain
