@@ -5,8 +5,10 @@ command.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +17,8 @@ from tests.faults.runs import lines_of
 
 import trifold as library
 from trifold.recipe import load_recipe
+from trifold.scores import score_text
+from trifold.train.run_folder import read_object
 
 pytestmark = pytest.mark.slow
 
@@ -338,3 +342,36 @@ def test_look_draws_a_picture_of_one_stack(trifold, runs, tmp_path, kind):
         trifold("look", str(runs[kind]), TEXT, "--kind", "cross", "--out", str(picture)),
         "this model has",
     )
+
+
+# --- model cards ----------------------------------------------------------------------------------
+
+
+def card_of(folder):
+    return (folder / "model" / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_programs_of_a_model_card_run(trifold, runs, kind):
+    text = card_of(runs[kind]).replace("MODEL", str(runs[kind] / "model"))
+    programs = re.findall("```python\n(.*?)```", text, re.DOTALL)
+    (command,) = re.findall("```sh\ntrifold (.*?)\n```", text)
+    assert trifold(*shlex.split(command)).code == 0
+    for program in programs:
+        exec(program, {})
+    assert ("transformers" in programs[-1]) == ("has no class for this model" not in text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_card_names_scores_data_and_recipe_but_no_folder(runs, kind):
+    text = card_of(runs[kind])
+    (metrics,) = (line for line in lines_of(runs[kind]) if "valid/loss" in line)
+    names = [key.removeprefix("valid/") for key in metrics if key.startswith("valid/")]
+    assert f"| loss | {metrics['valid/loss']:.4f} |" in text
+    for name in names:
+        assert f"| {score_text(name, 0.0).rsplit(' ', 1)[0]} |" in text
+    for files in read_object(runs[kind] / "data.json").values():
+        for name, digest in files.items():
+            assert f"`{Path(name).name}`" in text and digest["sha256"] in text
+    assert f"kind: {KINDS[kind][0].get('kind', 'translate')}\n" in text
+    assert str(runs.here) not in text

@@ -105,7 +105,9 @@ def test_a_round_trip_keeps_all_files_of_our_own_model(make_model: Make, tmp_pat
     convert(old, tmp_path / "native", to="native")
     done = convert(tmp_path / "native", tmp_path / "back")
     assert (done.was, done.family) == ("trifold", "marian")
-    assert contents(old) == contents(tmp_path / "back")
+    back = contents(tmp_path / "back")
+    assert "`old`" in back.pop("README.md").decode()  # a new card
+    assert contents(old) == back
     assert settings(tmp_path / "native", "generation_config.json")["eos_token_id"] == [2, 5]
 
 

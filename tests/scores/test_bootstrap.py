@@ -13,7 +13,13 @@ from sacrebleu.significance import PairedTest
 
 from trifold.scores import SCORES
 from trifold.scores.bleu import text_scorer
-from trifold.scores.bootstrap import paired_bootstrap, sums_scorer
+from trifold.scores.bootstrap import (
+    Resampled,
+    mean_scorer,
+    paired_bootstrap,
+    score_intervals,
+    sums_scorer,
+)
 
 
 def accuracy_scorer(correct):
@@ -27,6 +33,18 @@ def answers():
     rng = np.random.default_rng(3)
     a = rng.random(800) < 0.7
     return a, np.where(rng.random(800) < 0.6, a, rng.random(800) < 0.8)
+
+
+def test_the_interval_of_a_score_agrees_with_the_closed_form(answers):
+    right = answers[0]
+    found = [
+        score_intervals(Resampled(scorer, 800, "answers"), samples=4000)["accuracy"]
+        for scorer in (accuracy_scorer(right), mean_scorer({"accuracy": right.tolist()}))
+    ]
+    error = right.std() / math.sqrt(800)
+    assert found[0] == pytest.approx(found[1])
+    expected = (right.mean() - 1.96 * error, right.mean() + 1.96 * error)
+    assert found[0] == pytest.approx(expected, abs=0.3 * error)
 
 
 def test_the_interval_agrees_with_the_closed_form_for_right_and_wrong_answers(answers):

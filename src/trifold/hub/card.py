@@ -92,7 +92,7 @@ class ModelCard:
     """What a card says.
 
     family: the model type. architecture: the class of `transformers`, or "" without one.
-    pipeline_tag: the name of the task on hubs. command: arguments of `trifold` with {folder}.
+    pipeline_tag: the name of the task on hubs. command: arguments of `trifold` for MODEL.
     is_readable: whether `transformers` reads the tokenizer. measured: what the scores were computed
     on. signatures: how they are computed. versions: of libraries, by name.
     """
@@ -171,8 +171,7 @@ class ModelCard:
     def _uses(self) -> str:
         parts = []
         if not self.is_adapter:
-            command = self.command or "show {folder}"
-            parts.append(fenced(f"trifold {command.format(folder='MODEL', mask='<mask>')}", "sh"))
+            parts.append(fenced(f"trifold {self.command or 'show MODEL'}", "sh"))
             parts.append(fenced('import trifold\n\nmodel = trifold.load("MODEL")', "python"))
         else:
             text = FROM_PEFT.format(architecture=self.architecture)

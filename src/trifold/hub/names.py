@@ -15,7 +15,7 @@ DOWNLOADED = """
     *.json model*.safetensors adapter_model.safetensors *.model *.spm *.txt *.jinja bpe.codes
     [0-9]_Dense/model.safetensors
 """.split()
-CARD = "README.md"  # with the licence of the model
+CARD = "README.md"  # the model card, with the licence
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
 _REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 

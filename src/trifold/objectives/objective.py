@@ -234,10 +234,12 @@ class ObjectiveSettings(Settings):
 
     def usage(self, folder: Path) -> str:
         """The command that uses the model of a run with these settings."""
-        mask = names_of(merge_files(folder / "model"), {}).get("mask_token", "<mask>")
-        return (
-            f"trifold {self.evaluated.command.format(folder=shlex.quote(str(folder)), mask=mask)}"
-        )
+        return f"trifold {self.command_for(shlex.quote(str(folder)), folder / 'model')}"
+
+    def command_for(self, name: str, model: Path) -> str:
+        """The arguments that use the model in a folder, which they call `name`."""
+        mask = names_of(merge_files(model), {}).get("mask_token", "<mask>")
+        return self.evaluated.command.format(folder=name, mask=mask)
 
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:

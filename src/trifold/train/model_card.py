@@ -55,7 +55,7 @@ def run_card(
         **describe_model(folder.model, read_json(folder.model / CONFIG)),
         parameters=parameters,
         pipeline_tag=task.pipeline_tag,
-        command=task.command,
+        command=task.command_for("MODEL", folder.model),
         base=_base(recipe),
         data=tuple(_files(folder)),
         scores=scores,
