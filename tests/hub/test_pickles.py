@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import io
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +166,6 @@ def answer(tmp_path: Path) -> Any:
 
 
 def pickled_tensor() -> bytes:
-    import io
-
     buffer = io.BytesIO()
     torch.save({"a": torch.ones(9)}, buffer)
     return buffer.getvalue()
@@ -194,6 +194,40 @@ def test_anything_but_tensors_by_name_is_refused(name: str, answer: Any) -> None
     reply = answer(content)
     assert set(reply) == {"error"}
     assert any(word in reply["error"] for word in message.split("|")), reply
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "a program": (b"cos\nsystem\n(S'x'\ntR.", "it names os.system, which no weights need"),
+    "a function that is evaluated": (b"\x80\x02cbuiltins\neval\n)R.", "it names eval"),
+    "a long name": (b"\x80\x02c" + b"a" * 3_000 + b"\nb\n)R.", "it names " + "a" * 60 + ", which"),
+    "advice in a name": (b"\x80\x02cos weights_only=False\nx\n.", "it names os, which"),
+    "a newer protocol": (b"\x80\x04\x95\x03\0\0\0\0\0\0\0}\x94.", "the pickle instruction 149"),
+    "text": (b"(dp0\nVa\np1\nI1\ns.", "instruction"),
+    "an extension": (b"\x80\x02\x82\x01.", "instruction 130"),
+    "an instance": (b"\x80\x02(ios\nsystem\n.", "instruction 105"),
+    "a state": (b"\x80\x02}}b.", "not a pickle of tensors alone"),
+    "a reference to nothing": (b"\x80\x02X\x01\0\0\0aQ.", "not a pickle of tensors alone"),
+    "an unknown instruction": (b"\x80\x02\xff.", "instruction 255"),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_refused_in_our_words(name: str, zipped: bool, answer: Any) -> None:
+    content, message = HOSTILE[name]
+    if zipped:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for part, data in (
+                ("data.pkl", content),
+                ("version", b"3\n"),
+                ("byteorder", b"little"),
+            ):
+                archive.writestr(f"archive/{part}", data)
+        content = buffer.getvalue()
+    error = answer(content)["error"]
+    assert message in error and error.startswith("refused, and not run: ")
+    assert "weights_only" not in error.removeprefix(message) and "torch.load" not in error
 
 
 @pytest.mark.parametrize("zipped", [True, False])

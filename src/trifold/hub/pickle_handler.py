@@ -32,6 +32,8 @@ def answer(request: dict[str, str]) -> dict[str, Any]:
         return {"error": f"its tensors cannot be converted ({error})"}
     except Exception as error:  # PyTorch raises many kinds for a broken file
         first = (str(error).strip().splitlines() or [""])[0]
+        if "weights_only" in first:  # advice to run the file
+            first = "PyTorch does not read it"
         if isinstance(error, MemoryError) or "allocate memory" in first:
             return {"error": "needs more memory than its size explains; do not trust this file"}
         what = f"{type(error).__name__}: {first[:300]}"
@@ -57,17 +59,15 @@ def read(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _explain(message: str) -> str:
-    """Why the unpickler stopped: what the file names, or else its reason, or the first line."""
+    """Why the unpickler stopped, in our words: its message advises to run the file."""
     named = re.search(r"GLOBAL (\S+)", message)
+    instruction = re.search(r"Unsupported operand (\d+)", message)
+    reason = "it is not a pickle of tensors alone"
     if named is not None:
-        return (
-            f"refused, and not run: it names {named[1]}, which no weights need; do not trust "
-            "this file"
-        )
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    reasons = [line.partition("WeightsUnpickler error:")[2].strip() for line in lines]
-    reason = next((text for text in (*reasons, *lines) if text), "")
-    return f"refused, and not run: {reason}"
+        reason = f"it names {named[1][:60]}, which no weights need"
+    elif instruction is not None:
+        reason = f"it has the pickle instruction {instruction[1]}, which no weights need"
+    return f"refused, and not run: {reason}; do not trust this file"
 
 
 def _check(name: str, value: Any) -> None:
