@@ -115,7 +115,13 @@ class Preparation:
             self.view.say(line)
         if not self.folder.recipe.is_file():
             return False
-        for line in check_same_run(self.recipe, self.folder, environment(self.machine)):
+        changes = check_same_run(
+            self.recipe,
+            self.folder,
+            environment(self.machine),
+            data_changed=self.data_changed,
+        )
+        for line in changes:
             self.view.say(line)
         return True
 

@@ -10,13 +10,20 @@ from contextlib import suppress
 from textwrap import shorten
 from typing import Any
 
+from trifold.data import expand_path
+from trifold.data.files import is_dataset
 from trifold.disk import sha256_of_file
 from trifold.errors import DataError, SettingsError, TrifoldError
 from trifold.hub.labels import labels_to_ours
 from trifold.hub.names import CONFIG
 from trifold.jsonfiles import read_json
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
-from trifold.train.data_files import data_digest, read_data_json
+from trifold.train.data_files import (
+    check_same_data,
+    data_digest,
+    data_sources,
+    read_data_json,
+)
 from trifold.train.run_folder import IDENTITY, RunFolder, read_object
 
 # --- the identity of a run ------------------------------------------------------------------------
@@ -91,13 +98,19 @@ def _bound_settings(values: Mapping[str, Any], free: Sequence[str], at: str = ""
 # --- comparisons ----------------------------------------------------------------------------------
 
 
-def check_same_run(recipe: Recipe, folder: RunFolder, environment: Mapping[str, Any]) -> list[str]:
+def check_same_run(
+    recipe: Recipe,
+    folder: RunFolder,
+    environment: Mapping[str, Any],
+    *,
+    data_changed: bool = False,
+) -> list[str]:
     """Compare the recipe with recipe.yaml, and both and the tokenizer with the identity in the
-    checkpoints.
+    checkpoints. data_changed: whether the data may differ.
 
     Returns a message for each change that affects the learning rate, and for a changed environment.
     Raises SettingsError listing the settings that must not change, DataError naming a changed
-    tokenizer file.
+    tokenizer file, or a data file because of which a default has changed.
     """
     identity = folder.identity()
     written = load_recipe(folder.recipe)
@@ -105,17 +118,52 @@ def check_same_run(recipe: Recipe, folder: RunFolder, environment: Mapping[str, 
     if "recipe" in identity:
         original = Recipe.parse(_merge(identity["recipe"], recipe.model_dump()))
     free = free_settings(recipe)
-    changes = _differences(original.model_dump(), recipe.model_dump())
-    if rejected := [f"{key} ({value!r:.60})" for key, value in changes if not is_free(key, free)]:
+    differences = _differences(original.model_dump(), recipe.model_dump())
+    changes = {key: value for key, value in differences if not is_free(key, free)}
+    if changes:
+        remedy = "resume it with these values, or start another run with --out"
+        if not any(_is_set(key, recipe.chosen) for key in changes):
+            _check_data_of_defaults(folder, recipe, changed=data_changed)
+            remedy = f"{folder.continue_command} keeps them"
+            if data_changed:
+                remedy = remedy.replace("` keeps", " --data-changed` keeps")
+        listed = ", ".join(f"{key} ({value!r:.60})" for key, value in changes.items())
         raise SettingsError(
-            f"{folder.recipe}: the run began with other values of {', '.join(rejected)}; "
-            "resume it with these values, or start another run with --out"
+            f"{folder.recipe}: the run began with other values of {listed}; {remedy}"
         )
     _check_tokenizer(folder, identity)
     return [
         *_schedule_changes(written.train, recipe.train),
         *_environment_changes(folder, environment),
     ]
+
+
+def _is_set(key: str, chosen: Mapping[str, Any]) -> bool:
+    """Whether a user has set the value of a dotted key."""
+    value: Any = chosen
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _check_data_of_defaults(folder: RunFolder, recipe: Recipe, *, changed: bool) -> None:
+    """Raises DataError for a data file that is missing, or has changed unless it may: defaults that
+    depend on the data differ because of it.
+    """
+    names = [name for files in read_data_json(folder).values() for name in files]
+    for source in data_sources(recipe).values():  # which data.json may have lost
+        listed = [source] if isinstance(source, str) else source or ()
+        names += [name for name in listed if not set("*?[") & set(str(name))]
+    for name in names:
+        if not is_dataset(name) and not expand_path(name).exists():
+            raise DataError(
+                f"{name}: part of the run when it began, and now missing; restore it, or start "
+                "another run with --out"
+            )
+    if not changed:
+        check_same_data(folder, recipe, changed=False)
 
 
 def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> None:

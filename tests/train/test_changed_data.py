@@ -1,0 +1,65 @@
+"""A run whose data has changed is continued with an error that names the file, whatever defaults
+follow from the data.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.command_line import run_command
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """
+task: {kind: classify}
+data: {train: [a.tsv, b.tsv], holdout: 20}
+train: {steps: 2, validate_every: 2, save_every: 2, device: cpu}
+model: {d_model: 16, n_heads: 2, n_layers: 1, d_ff: 32}
+"""
+ROWS = "".join(f"text {i} is {name}\t{name}\n" for i in range(60) for name in ("good", "bad"))
+CHANGED = "b.tsv: the content has changed since the run began; restore the old data"
+MISSING = "b.tsv: part of the run when it began, and now missing; restore"
+KEPT = "other values of model.max_positions (64); `trifold resume run --data-changed` keeps them"
+
+
+def lengthen(file: Path) -> None:
+    file.write_text(file.read_text("utf-8").replace("is", "is very " * 200), encoding="utf-8")
+
+
+# What happens to b.tsv -> the error, and that with --data-changed.
+CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "deleted": (Path.unlink, MISSING, MISSING),
+    "renamed": (lambda file: file.rename(file.with_name("c.tsv")), MISSING, MISSING),
+    "emptied": (lambda file: file.write_bytes(b""), CHANGED, "b.tsv: the file is empty"),
+    "longer": (lengthen, CHANGED, KEPT),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("changed")
+    (folder / "my.yaml").write_text(RECIPE, encoding="utf-8")
+    for name, word in (("a.tsv", "text"), ("b.tsv", "word")):
+        content = "text\tlabel\n" + ROWS.replace("text", word)
+        (folder / name).write_text(content, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run_command("train", "my.yaml", "--out", "run").code == 0
+    return folder
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_file_is_named_and_not_a_default_that_follows_from_it(
+    trained: Path, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, *messages = CHANGES[change]
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    apply(tmp_path / "b.tsv")
+    for options, message in zip(([], ["--data-changed"]), messages, strict=True):
+        result = run_command("train", "my.yaml", "--out", "run", "--resume", "auto", *options)
+        assert result.code != 0 and message in result.err
+        assert result.err.splitlines()[-1].startswith("error: ")
