@@ -15,6 +15,7 @@ import pytest
 
 from trifold.data import FileDigest
 from trifold.errors import DataError
+from trifold.nn import ModelConfig
 from trifold.recipe import load_recipe
 from trifold.train.data_files import changed_files, check_same_data, data_digest, data_files
 from trifold.train.resume import check_same_labels
@@ -193,6 +194,8 @@ def test_only_changed_files_are_read_again(put, record, monkeypatch):
         ({"id2label": {"0": "good", "1": "bad"}}, ("bad", "good"), False),
         ({"id2label": {"0": "good", "1": "bad"}}, ("good", "odd"), False),
         ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, ("bad", "good"), True),  # without names
+        ({"label_names": ["good", "bad"]}, ("good", "bad"), True),
+        ({"label_names": ["good", "bad"]}, ("good", "odd"), False),
         ({"id2label": 3}, ("bad", "good"), True),  # damaged: written again
         (None, ("bad", "good"), True),  # no validation yet
     ],
@@ -204,7 +207,7 @@ def test_a_run_is_continued_with_the_labels_of_its_model(tmp_path, content, labe
         (folder.model / "config.json").write_text(json.dumps(content), encoding="utf-8")
     expected = nullcontext() if is_same else pytest.raises(DataError, match="the labels are now '")
     with expected:
-        check_same_labels(folder, labels)
+        check_same_labels(folder, ModelConfig(label_names=labels, n_labels=2))
 
 
 # --- folders, archives, images, rows ---------------------------------------------------------------

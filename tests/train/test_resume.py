@@ -252,7 +252,7 @@ def test_changed_data_is_detected_without_data_json(folder, text):
 
 
 def test_checkpoints_without_identity_are_continued_and_receive_one(folder):
-    assert set(RunFolder(folder).identity()) == {"recipe", "tokenizer", "data", "rows"}
+    assert set(RunFolder(folder).identity()) == {"recipe", "tokenizer", "data", "rows", "labels"}
     for path in checkpoint.list_checkpoints(folder / "checkpoints"):
         state = checkpoint.load(path)
         del state.progress[IDENTITY]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trifold.memory import available_memory
-from trifold.nn.config import REGRESSION
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import NewestCheckpoint, Saver, TrainingProgress
@@ -159,7 +158,7 @@ class Preparation:
         """
         if continues:
             check_same_rows(self.folder, data.fingerprint, changed=self.data_changed)
-        return run_identity(self.recipe, self.folder, data.fingerprint)
+        return run_identity(self.recipe, self.folder, data.fingerprint, data.config)
 
     def _restore(self, data: TrainingData, trainer: Trainer) -> TrainingProgress:
         """Load the newest intact checkpoint on all ranks. Returns the position of the run, which is
@@ -196,9 +195,7 @@ class Preparation:
             self.view.say(
                 f"warning: {'; '.join(newest.rejected)}; an earlier checkpoint is used instead"
             )
-        config = data.config
-        if config.label_names is not None and config.problem_type != REGRESSION:
-            check_same_labels(self.folder, config.labels)
+        check_same_labels(self.folder, data.config)
         self.view.say(f"continuing from {newest.path}")
         step = checkpoint.step_of(newest.path)
         self.folder.record_session(step, newest.rejected, self.recipe.overrides)

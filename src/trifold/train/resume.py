@@ -17,6 +17,8 @@ from trifold.errors import DataError, SettingsError, TrifoldError
 from trifold.hub.labels import labels_to_ours
 from trifold.hub.names import CONFIG
 from trifold.jsonfiles import read_json
+from trifold.nn import ModelConfig
+from trifold.nn.config import REGRESSION
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
 from trifold.train.data_files import (
     check_same_data,
@@ -31,6 +33,8 @@ from trifold.train.run_folder import IDENTITY, RunFolder, read_object
 # Every checkpoint records the identity of its run, protected by its manifest: the settings that
 # must not change, digests of the tokenizer and of the data files, and a fingerprint of the training
 # rows.
+
+LABELS = "labels"  # the key of the names of classes or tags in the identity
 
 # Settings that change the length and the output of a run, but not what a step learns.
 FREE: tuple[str, ...] = (
@@ -51,14 +55,17 @@ FREE: tuple[str, ...] = (
 FREE_WITHOUT_AVERAGING: tuple[str, ...] = ("train.save_every", "train.keep_last")
 
 
-def run_identity(recipe: Recipe, folder: RunFolder, rows: str) -> dict[str, Any]:
-    """The identity of a run, as recorded in its checkpoints."""
+def run_identity(
+    recipe: Recipe, folder: RunFolder, rows: str, config: ModelConfig
+) -> dict[str, Any]:
+    """The identity of a run, as recorded in its checkpoints. config: of its model."""
     return {
         IDENTITY: {
             "recipe": _bound_settings(recipe.model_dump(), free_settings(recipe)),
             "tokenizer": tokenizer_digests(folder),
             "data": data_digest(read_data_json(folder)),
             "rows": rows,
+            LABELS: labels_of(config),
         }
     }
 
@@ -181,21 +188,38 @@ def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> None:
         )
 
 
-def check_same_labels(folder: RunFolder, labels: Sequence[str]) -> None:
-    """Raises DataError if the labels or their order are not those of the saved model, if there is
-    one: the rows of the head belong to them.
+def check_same_labels(folder: RunFolder, config: ModelConfig) -> None:
+    """Raises DataError if the labels or their order are not those of the run: the rows of the head
+    belong to them.
     """
-    before: Sequence[str] | None = None
-    with suppress(TrifoldError):  # a damaged model is written again
-        before = labels_to_ours(read_json(folder.model / CONFIG))["label_names"]
-    if before is not None and tuple(before) != tuple(labels):
-        then, now = (
-            shorten(", ".join(map(repr, names)), 60, placeholder=" …") for names in (before, labels)
+    now = labels_of(config)
+    before = folder.identity().get(LABELS)
+    if before is None and now:
+        before = _labels_of_model(folder)
+    if before and [*before] != now:
+        then, current = (
+            shorten(", ".join(map(repr, names)) or "numbers", 60, placeholder=" …")
+            for names in (before, now)
         )
         raise DataError(
-            f"{folder.path}: the labels are now {now}, but were {then} when the run began; restore "
-            "the old data, or start another run with --out"
+            f"{folder.path}: the labels are now {current}, but were {then} when the run began; "
+            "restore the old data, or start another run with --out"
         )
+
+
+def labels_of(config: ModelConfig) -> list[str]:
+    """The labels that the data gives a model; none of a regression, which has one number."""
+    if config.label_names is None or config.problem_type == REGRESSION:
+        return []
+    return [*config.labels]
+
+
+def _labels_of_model(folder: RunFolder) -> Sequence[str]:
+    """The labels of the saved model, if there is one. Checkpoints of earlier versions have none."""
+    with suppress(TrifoldError):  # a damaged model is written again
+        values = read_json(folder.model / CONFIG)
+        return values.get("label_names") or labels_to_ours(values)["label_names"] or ()
+    return ()
 
 
 def _check_tokenizer(folder: RunFolder, identity: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trifold.errors import CheckpointError
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_training import count_int8_layers, enable_int8_training
 from trifold.fast.thread_pool import executor_sharing_cores
@@ -261,13 +262,18 @@ class Trainer:
         return self._to_global(self.weights.complete(flat)) | int8
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
-        """Restore what `state` returned. Raises CheckpointError, changing nothing, for another
-        optimizer.
-        """
+        """Restore what `state` returned. Raises CheckpointError for another optimizer or model."""
         live = self._optimizer_state()
         check_state(self.settings.optimizer, live, optimizer)
         for name, value in self.weights.complete(self.weights.master).items():
-            value.copy_(self.weights.to_local(name, weights[name]))
+            saved = self.weights.to_local(name, weights[name])
+            if saved.shape != value.shape:
+                raise CheckpointError(
+                    f"the checkpoint has another model: {name} is {tuple(saved.shape)} in it, and "
+                    f"{tuple(value.shape)} with this data; restore the old data, or start another "
+                    "run with --out"
+                )
+            value.copy_(saved)
         for key, value in live.items():
             value.copy_(self.weights.to_local(key, optimizer[key]))
         if self.average is not None:
