@@ -57,7 +57,7 @@ def generate_tokens(
 
     inputs: sources of an encoder-decoder, padded at the end, or prompts of a decoder, padded
     anywhere. numbers: index of each row in the whole input (default: 0, 1, …); random numbers
-    depend on it, so batching and sorting do not change samples. on_step: called with (tokens
+    depend on it, so batching and sorting do not change what is drawn. on_step: called with (tokens
     generated, unfinished sentences). codec: tokenizer of the outputs, for words and stop strings
     given as text. draft: a smaller model with the same vocabulary for speculative decoding; the
     tokens stay the same. hook: see SearchHook. Beam search may find fewer outputs if fewer exist.

@@ -4,7 +4,7 @@ reversible blocks.
 Without `hash_seed` the reference draws new rotations at each call; in evaluation ours are those of
 `hash_seed: 0`. If `num_buckets` is null, the reference keeps the number that suits the first text;
 ours is that of each text. In a batch, the states of the reference depend on the padding; ours are
-those of the row alone.
+those of the row alone, up to rounding.
 """
 
 from typing import Annotated, Any, Literal

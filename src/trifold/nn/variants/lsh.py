@@ -16,7 +16,7 @@ depends on the whole text: how later tokens are sorted changes the states of ear
 
 A text is padded to a multiple of the chunks of all layers, unless it is shorter than the smallest.
 A text of one chunk has full attention. Rows of a batch are computed in groups of one padded length,
-so a row does not depend on its batch.
+so a row has the same chunks alone and in any batch.
 
 Shapes: B batch, T tokens, H heads, D head size, L padded length, R rounds, C chunks of c tokens.
 """
