@@ -265,7 +265,7 @@ def test_gradients_equal_the_change_of_the_logit(name):
     if name == "vit":
         text = text.double()
     trace = pipe.trace(text, target, gradients=True)
-    side, step = next(iter(trace.tokens)), 1e-3  # logits are float32
+    side, step = next(iter(trace.tokens)), 1e-3
     point = f"{side}_embeddings.output"
 
     def moved(by):
@@ -276,11 +276,11 @@ def test_gradients_equal_the_change_of_the_logit(name):
     index = (1,) if trace.logits.dim() == 1 else (-1, 7)
     quotient = (moved(step).logits[index] - moved(-step).logits[index]) / (2 * step)
     found = trace.gradient_x_input(*([None, 1] if len(index) == 1 else index))[side][1]
-    torch.testing.assert_close(found.float(), quotient, rtol=1e-2, atol=2e-3)
+    torch.testing.assert_close(found, quotient, rtol=1e-2, atol=2e-3)
     losses = (moved(step).loss.nansum() - moved(-step).loss.nansum()) / (2 * step)
     if bool((trace.labels >= 0).any()):
         found = (trace.gradients[point][1] * trace[point][1]).sum()
-        torch.testing.assert_close(found.float(), losses, rtol=1e-2, atol=2e-2)
+        torch.testing.assert_close(found, losses, rtol=1e-2, atol=2e-2)
 
 
 def test_parameters_keep_no_gradients():

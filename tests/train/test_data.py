@@ -232,7 +232,7 @@ def test_each_epoch_contains_every_token_once_even_if_the_number_of_ranks_change
 ):
     """Counted on a corpus in which every token has its own id."""
     sizes = np.random.default_rng(3).integers(1, 40, 60)
-    task = Causal(CausalSettings(begin=False, end=False), SimpleNamespace(pad_id=0), 16)
+    task = Causal(CausalSettings(begin=False, end=False), SimpleNamespace(padding_id=0), 16)
     ids = np.arange(1, sizes.sum() + 1)
     documents = [part.tolist() for part in np.split(ids, np.cumsum(sizes)[:-1])]
     examples = task.examples(EncodedDocuments(Ragged.of(documents), 0))

@@ -1,7 +1,7 @@
 """Runs a model over many texts, pairs of texts or images: inputs of similar length form batches.
 
-Results keep the order of the inputs. Padding and the other inputs change them by rounding only (1e-4
-in float32), because kernels choose by shape.
+Results keep the order of the inputs. Padding and the other inputs change them by rounding only, to
+1e-4 in float32, because kernels choose by shape.
 """
 
 from collections.abc import Callable, Sequence
