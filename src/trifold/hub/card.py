@@ -31,9 +31,29 @@ from transformers import {reader}, {architecture}
 
 reader = {reader}.from_pretrained("MODEL")
 model = {architecture}.from_pretrained("MODEL")
-inputs = reader({input}, return_tensors="pt")
-{last_line}
+{program}
 """
+# What the program does with `reader` and `model`, by the name of the task on hubs.
+PRINT_OUTPUT = """\
+inputs = reader("your text", return_tensors="pt")
+print(model(**inputs)[0])"""
+PRINT_TEXT = """\
+inputs = reader("your text", return_tensors="pt")
+print(reader.decode(model.generate(**inputs)[0], skip_special_tokens=True))"""
+PROGRAMS = dict.fromkeys(
+    ("text-generation", "text2text-generation", "translation", "summarization"), PRINT_TEXT
+) | {
+    "question-answering": """\
+inputs = reader("a question", "a text that contains the answer", return_tensors="pt")
+print(model(**inputs))""",
+    "multiple-choice": """\
+pairs = [("your text", "one"), ("your text", "another")]
+inputs = reader(pairs, padding=True, return_tensors="pt")
+print(model(**{name: values[None] for name, values in inputs.items()})[0])""",
+    "image-classification": """\
+inputs = reader(Image.open("image.png"), return_tensors="pt")
+print(model(**inputs)[0])""",
+}
 FROM_SENTENCE_TRANSFORMERS = """\
 from sentence_transformers import SentenceTransformer
 
@@ -185,17 +205,14 @@ class ModelCard:
         return "\n".join(parts)
 
     def _from_transformers(self) -> str:
-        last_line = "print(model(**inputs)[0])"
-        if self.pipeline_tag in GENERATING:
-            last_line = (
-                "print(reader.decode(model.generate(**inputs)[0], skip_special_tokens=True))"
-            )
-        return FROM_TRANSFORMERS.format(
+        program = FROM_TRANSFORMERS.format(
             architecture=self.architecture,
             reader="AutoImageProcessor" if self.is_image_model else "AutoTokenizer",
-            input='PIL.Image.open("image.png")' if self.is_image_model else '"your text"',
-            last_line=last_line,
+            program=PROGRAMS.get(self.pipeline_tag, PRINT_OUTPUT),
         )
+        if self.is_image_model:
+            return f"from PIL import Image\n{program}"
+        return program
 
     def _score_table(self) -> str:
         """The scores as a table, and what they were computed on."""
@@ -226,10 +243,6 @@ class ModelCard:
                 "and state that of this model in the metadata above."
             )
         return f"The base, {code(self.base.name)}, has the licence `{self.base.licence}`."
-
-
-# Tasks whose models write text.
-GENERATING = ("text-generation", "text2text-generation", "translation", "summarization")
 
 
 def write_card(folder: Path, card: ModelCard) -> None:
