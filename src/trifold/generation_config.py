@@ -127,6 +127,8 @@ class GenerationConfig(Settings):
     no_repeat_ngram_size: int | None = Field(
         None, gt=0, description="no n-gram of this size occurs twice"
     )
+    encoder_no_repeat_ngram_size: int | None = Field(None, gt=0)
+    """no n-gram of this size of the source, or of the prompt of a decoder, is generated"""
     bad_words_ids: list[Phrase] | None = None
     """phrases that are never generated, as ids; default: padding only"""
     bad_words: Words | None = Field(
@@ -136,6 +138,10 @@ class GenerationConfig(Settings):
     """id of the token after the start token, or after a prompt of one token"""
     forced_eos_token_id: Id | Phrase | None = None
     """last token of an output that reaches its maximum length"""
+    suppress_tokens: list[Id] | None = None
+    """ids that are never generated, end tokens too"""
+    begin_suppress_tokens: list[Id] | None = None
+    """ids that are not the first token of an output, or the first after forced_bos_token_id"""
 
     source_language: str | None = None
     """language of the text, as in the tokenizer (eng_Latn, en_XX, en); default: the tokenizer's"""

@@ -214,6 +214,8 @@ def test_speculation_gives_the_same(trifold, run):
         ("--presence-penalty", "1.0", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2"),
         ("--min-new-tokens", "5", "--no-repeat-ngram-size", "2", "--min-p", "0.1"),
         ("--num-beams", "2", "--renormalize-logits", "--no-repeat-ngram-size", "1"),
+        ("--encoder-no-repeat-ngram-size", "2", "--suppress-tokens", "5", "--suppress-tokens", "6"),
+        ("--begin-suppress-tokens", "5", "--min-new-tokens", "2"),
     ],
 )
 def test_every_strategy_has_options(trifold, run, options):

@@ -147,6 +147,74 @@ def test_the_first_and_the_last_token_can_be_forced():
     assert allowed(forced_eos_token_id=END, left=2) == [1, 2, 3, 4, 5, 6]
 
 
+rows_of = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=6), min_size=1, max_size=3)
+
+
+def padded(rows: list[list[int]], *, left: bool) -> torch.Tensor:
+    """The rows with ABSENT before or after shorter ones."""
+    width = max(map(len, rows))
+    padding = [[ABSENT] * (width - len(row)) for row in rows]
+    pairs = zip(padding, rows, strict=True)
+    return torch.tensor([pad + row if left else row + pad for pad, row in pairs])
+
+
+@given(rows_of, st.integers(1, 3), st.integers(1, 3), st.data())
+def test_no_ngram_of_the_source_or_prompt_is_generated(read, size, beams, data):
+    """Each row of a batch, with its beams, equals the reference alone."""
+    logits_process = pytest.importorskip("transformers").generation.logits_process
+    encodes = data.draw(st.booleans())
+    new = data.draw(st.lists(st.integers(1, 6), max_size=4))
+    prompts = [[1]] * len(read) if encodes else read
+    rows = [[*prompt, *new] for prompt in prompts for _ in range(beams)]
+    sources = padded(read, left=False).repeat_interleave(beams, 0) if encodes else None
+    tokens = padded(rows, left=True)
+    context = Context(tokens, len(new), torch.full((len(rows),), 9), sources)
+    config = GenerationConfig(encoder_no_repeat_ngram_size=size, bad_words_ids=[])
+    got = processor(config, MODEL)(LOGITS.repeat(len(rows), 1), context)
+    for index, row in enumerate(rows):
+        source = torch.tensor([read[index // beams]])
+        reference = logits_process.EncoderNoRepeatNGramLogitsProcessor(size, source)
+        expected = reference(torch.tensor([row]), LOGITS[None])
+        assert torch.equal(got[index : index + 1], expected)
+
+
+@pytest.mark.parametrize("forced", [None, 4])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("generated", [0, 1, 2])
+def test_tokens_are_suppressed_at_the_beginning_as_in_the_reference(forced, width, generated):
+    reference = pytest.importorskip("transformers").generation.logits_process
+    tokens = torch.arange(1, width + generated + 1).repeat(2, 1)
+    begin = width if width > 1 or forced is None else width + 1
+    expected = LOGITS.repeat(2, 1)
+    if forced is not None:
+        expected = reference.ForcedBOSTokenLogitsProcessor(forced)(tokens, expected)
+    first = reference.SuppressTokensAtBeginLogitsProcessor([2, 5], begin)
+    expected = first(tokens, expected)
+    config = GenerationConfig(
+        begin_suppress_tokens=[2, 5], forced_bos_token_id=forced, bad_words_ids=[]
+    )
+    context = Context(tokens, generated, torch.tensor([9, 9]))
+    assert torch.equal(processor(config, MODEL)(LOGITS.repeat(2, 1), context), expected)
+
+
+def test_prompts_of_one_token_in_a_batch_begin_after_the_forced_token():
+    config = GenerationConfig(begin_suppress_tokens=[5], forced_bos_token_id=4, bad_words_ids=[])
+    for generated, suppressed in ((0, [False, True]), (1, [True, False]), (2, [False, False])):
+        tokens = padded([[1, *[6] * generated], [1, 1, *[6] * generated]], left=True)
+        context = Context(tokens, generated, torch.tensor([9, 9]))
+        got = processor(config, MODEL)(LOGITS.repeat(2, 1), context)
+        allowed = [4] if not generated else [5]  # the first row has no other token at first
+        assert (got[0, allowed] > FORBIDDEN).all() == (not suppressed[0])
+        assert (got[1, 5] == FORBIDDEN) == suppressed[1]
+
+
+def test_suppressed_tokens_include_end_tokens():
+    got = after([3], suppress_tokens=[END, 4])
+    assert [token for token in range(1, VOCABULARY) if got[token] == FORBIDDEN] == [END, 4]
+    everything = list(range(VOCABULARY))
+    assert after([3], begin_suppress_tokens=everything, generated=0)[END] == 0.0
+
+
 # --- banned text ----------------------------------------------------------------------------------
 
 

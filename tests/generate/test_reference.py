@@ -245,6 +245,24 @@ def test_model_without_end_token_generates_to_its_limit(
     assert_same(family, inputs, changes, max_new_tokens=LIMIT, **search)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5", "bart"])
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3, "num_return_sequences": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoder_no_repeat_ngram_size": 1},
+        {"encoder_no_repeat_ngram_size": 2, "begin_suppress_tokens": [2, 9, 17]},
+        {"suppress_tokens": ENDS[1:], "begin_suppress_tokens": [5, 11], "forced_bos_token_id": 7},
+    ],
+)
+def test_suppressed_tokens_and_sources_equal_the_reference(
+    family: str, search: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Rows of one length, because the reference takes padding as a token of the source."""
+    inputs = inputs_for(family, (6, 6, 6))
+    assert_same(family, inputs, max_new_tokens=LIMIT, eos_token_id=ENDS, **search, **options)
+
+
 @pytest.mark.parametrize("family", ["mistral", "gpt2", "t5"])
 @pytest.mark.parametrize("cache", ["growing", "static", "sliding"])
 @pytest.mark.parametrize("chunk", [None, 2])

@@ -50,11 +50,14 @@ def test_defaults_are_those_of_the_reference(family: str, tmp_path: Path) -> Non
 
 
 REJECTED_BY_ALL: list[tuple[str, object, str]] = [
-    ("hidden_sise", 16, "hidden_sise: unknown key"),
+    ("auto_map", {"AutoModel": "evil.Model"}, "auto_map: the folder brings Python code of its own"),
     ("vocab_size", "40", "vocab_size: .*got '40'"),
     ("architectures", ["GPT2DoubleHeadsModel"], "architectures: .* is not known; known: "),
     ("architectures", "BertModel", "architectures: .* is not known; known: "),
 ]
+# Images have no vocabulary; code that is older than the class of the reference is left out.
+ACCEPTED = [("vit", "vocab_size")]
+ACCEPTED += [(family, "auto_map") for family in ("falcon", "deepseek_v3", "phi3", "eurobert")]
 REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "decoder": [
         ("add_cross_attention", True, "add_cross_attention"),
@@ -114,7 +117,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ),
         ("partial_rotary_factor", 0.5, r"(?<!\.)partial_rotary_factor: 0.5 is not supported"),
         ("rope_scaling", {"type": "linear"}, "rope_scaling.factor: rope_type linear needs one"),
-        ("sliding_window", 4, "sliding_window: unknown key"),
+        ("sliding_window", 4, "sliding_window: 4 is not supported, and transformers"),
         (
             "layer_types",
             ["sliding_attention"] * 2,
@@ -131,7 +134,6 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ),
     ],
     "qwen2": [
-        ("sliding_attention_pattern", 2, "sliding_attention_pattern: unknown key"),
         (
             "layer_types",
             ["sliding_attention"] * 2,
@@ -139,10 +141,8 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ),
         ("layer_types", ["full_attention"] * 3, "layer_types: has 3 layers, but there are 2"),
         ("layer_types", ["full_attention", "linear_attention"], "layer_types"),
-        ("use_mrope", True, "use_mrope"),
-        ("attention_bias", True, "attention_bias: unknown key"),
     ],
-    "qwen3": [("head_dim", None, "head_dim"), ("mlp_bias", True, "mlp_bias: unknown key")],
+    "qwen3": [("head_dim", None, "head_dim")],
     "smollm3": [
         ("no_rope_layers", [1], "no_rope_layers: has 1 layers, but there are 2"),
         ("no_rope_layers", [1, 2], "no_rope_layers"),
@@ -167,16 +167,17 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
             "rope_scaling.type: linear is not supported",
         ),
         ("attention_bias", True, "attention_bias"),
-        ("num_local_experts", 16, "num_local_experts: unknown key"),
     ],
     "olmo2": [
-        ("clip_qkv", 8.0, "clip_qkv: unknown key"),
-        ("sliding_window", 4, "sliding_window: unknown key"),
+        ("sliding_window", 4, "sliding_window: 4 is not supported, and transformers"),
     ],
     "olmo3": [
         ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 2"),
-        ("partial_rotary_factor", 0.5, "partial_rotary_factor: unknown key"),
-        ("rope_local_base_freq", 50.0, "rope_local_base_freq: unknown key"),
+        (
+            "partial_rotary_factor",
+            0.5,
+            "partial_rotary_factor: 0.5 is not supported, and transformers",
+        ),
         (
             "rope_parameters",
             {"rope_theta": 300.0},
@@ -195,50 +196,44 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
             {"rope_type": "yarn", "factor": 2.0},
             "yarn is not supported; known: default, linear",
         ),
-        ("window_pattern", "SSSL", "window_pattern: unknown key"),
     ],
     "granite": [
         ("residual_multiplier", 0.0, "residual_"),
         ("logits_scaling", 0.0, "logits_scaling"),
         ("attention_multiplier", -1.0, "attention_multiplier"),
-        ("num_local_experts", 4, "num_local_experts: unknown key"),
     ],
     "glm4": [
         ("partial_rotary_factor", 1.5, "partial_rotary_factor"),
-        ("mlp_bias", True, "mlp_bias: unknown key"),
     ],
     "cohere2": [
         ("use_qk_norm", True, "use_qk_norm"),
         ("use_parallel_block", False, "use_parallel_block"),
         ("order_of_interleaved_layers", "global_attn_first", "order_of_interleaved_layers"),
-        ("num_experts", 8, "num_experts: unknown key"),
     ],
     "mixtral": [
         ("num_local_experts", 1, "num_local_experts: .*got 1"),
         ("num_experts_per_tok", 5, "experts.per_token 5 exceeds"),
-        ("quantization_config", {"quant_method": "awq"}, "weights in awq are not supported"),
+        ("quantization_config", {"quant_method": "awq"}, "weights in AWQ are not supported"),
     ],
     "qwen3_moe": [
         ("mlp_only_layers", [0], r"mlp_only_layers: \[0\] is not supported"),
         ("decoder_sparse_step", 2, "decoder_sparse_step"),
         ("num_experts", 5, "num_local_experts: 6 contradicts num_experts 5"),
-        ("shared_expert_intermediate_size", 4, "shared_expert_intermediate_size: unknown key"),
     ],
     "gpt_oss": [
         ("swiglu_alpha", 1.5, "swiglu_alpha: input should be 1.702, got 1.5"),
         ("layer_types", ["full_attention"], "layer_types: has 1 layers, but there are 2"),
         ("layer_types", ["full_attention", "chunked_attention"], "layer_types"),
-        ("quantization_config", {"quant_method": "mxfp4"}, "weights in mxfp4 are not supported"),
+        ("quantization_config", {"quant_method": "mxfp4"}, "weights in MXFP4 are not supported"),
     ],
     "deepseek_v3": [
         ("scoring_func", "softmax", "scoring_func"),
         ("num_key_value_heads", 2, "num_key_value_heads: 2 contradicts num_attention_heads 4"),
         ("n_shared_experts", 0, "n_shared_experts: 0 is not supported"),
         ("n_group", 3, "experts.groups 3 does not divide experts.count 8"),
-        ("qk_rope_head_dim", 3, "even latent.d_rotary"),
+        ("qk_rope_head_dim", 3, "head_dim: 4 contradicts 3"),
         ("moe_layer_freq", 2, "moe_layer_freq"),
-        ("quantization_config", {"quant_method": "fp8"}, "weights in fp8 are not supported"),
-        ("index_topk", 16, "index_topk: unknown key"),
+        ("quantization_config", {"quant_method": "fp8"}, "weights in FP8 are not supported"),
     ],
     "starcoder2": [("mlp_type", "gated", "mlp_type"), ("norm_type", "rms_norm", "norm_type")],
     "falcon": [
@@ -253,7 +248,7 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("hidden_activation", "silu", "hidden_activation: 'silu' contradicts hidden_act"),
         ("hidden_act", "mish", "hidden_act: 'mish' is not known"),
         ("use_bidirectional_attention", True, "use_bidirectional_attention"),
-        ("sliding_window", 4, "sliding_window: unknown key"),
+        ("sliding_window", 4, "sliding_window: 4 is not supported, and transformers"),
     ],
     "gemma2": [
         ("use_bidirectional_attention", True, "use_bidirectional_attention"),
@@ -282,10 +277,13 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
             {"rms_norm_eps": 0.1},
             r"decoder\.rms_norm_eps: 0.1 differs from that of the encoder, 1e-06",
         ),
-        ("encoder", {"hidden_act": "silu", "no_such_key": 1}, r"encoder\.no_such_key: unknown key"),
+        (
+            "encoder",
+            {"hidden_act": "silu", "per_layer_config": {"0": {}}},
+            r"encoder\.per_layer_config: .* is not supported, and transformers",
+        ),
         ("decoder", {"layer_types": ["full_attention"] * 26}, r"decoder\."),
         ("eos_token_id", [], "eos_token_id"),
-        ("tie_word_embedding", True, "did you mean 'tie_word_embeddings'"),
     ],
     "opt": [
         ("layer_norm_elementwise_affine", False, "layer_norm_elementwise_affine"),
@@ -354,7 +352,6 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("axial_pos_embds_dim", [4, 13], "axial positions need axial_widths, whose sum"),
     ],
     "bart": [
-        ("decoder_layer", 4, "did you mean 'decoder_layers'?"),
         ("normalize_before", True, "normalize_before"),
         ("tie_word_embeddings", False, "tie_word_embeddings"),
         ("num_hidden_layers", 3, "contradicts encoder_layers 2"),
@@ -370,7 +367,6 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("rope_parameters", {"rope_type": "default", "rope_theta": 500.0}, "rope_parameters"),
         ("classifier_activation", "mish", "classifier_activation: 'mish' is not known"),
         ("local_attention", 0, "local_attention"),
-        ("norm_type", "rms", "norm_type: unknown key"),
     ],
     "eurobert": [
         ("clf_pooling", "mean", "clf_pooling"),
@@ -424,7 +420,6 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("attention_window", 0, "attention_window"),
         ("sep_token_id", 5, "sep_token_id: 5 is not supported; it must equal eos_token_id"),
         ("position_embedding_type", "relative_key", "position_embedding_type"),
-        ("attention_dilation", [1, 1], "attention_dilation: unknown key"),
         ("pad_token_id", None, "pad_token_id: null"),
     ],
     "mbart": [
@@ -435,7 +430,6 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
     "pegasus": [
         ("architectures", ["PegasusForSequenceClassification"], "architectures: .* is not known"),
         ("static_position_embeddings", False, "static_position_embeddings"),
-        ("scale_embeddings", True, "did you mean 'scale_embedding'"),
     ],
     "m2m_100": [
         ("pad_token_id", None, "pad_token_id"),
@@ -445,18 +439,20 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ("attention_type", "sliding", "attention_type"),
         ("num_random_blocks", 0, "num_random_blocks"),
         ("position_embedding_type", "relative_key", "position_embedding_type"),
-        ("directionality", "bidi", "directionality: unknown key"),
         ("architectures", ["BigBirdForCausalLM"], "architectures: .* is not known"),
     ],
     "bigbird_pegasus": [
         ("block_size", 0, "block_size"),
-        ("normalize_embedding", True, "normalize_embedding: unknown key"),
         ("architectures", ["BigBirdPegasusForCausalLM"], "architectures: .* is not known"),
     ],
     "led": [
         ("attention_window", [4, 6, 8], "attention_window: .* is not supported"),
         ("scale_embedding", True, "scale_embedding"),
-        ("max_position_embeddings", 24, "max_position_embeddings: unknown key"),
+        (
+            "max_position_embeddings",
+            24,
+            "max_position_embeddings: 24 is not supported, and transformers",
+        ),
         ("architectures", ["LEDForSequenceClassification"], "architectures: .* is not known"),
     ],
     "longt5": [
@@ -467,13 +463,10 @@ REJECTED: dict[str, list[tuple[str, object, str]]] = {
         ),
         ("local_radius", -1, "local_radius"),
         ("global_block_size", 0, "global_block_size"),
-        ("global_block_sise", 8, "did you mean 'global_block_size'"),
     ],
     "t5": [
-        ("num_head", 4, "num_head: unknown key; did you mean 'num_heads'?"),
         ("dense_act_fn", "swiglu", "dense_act_fn: 'swiglu' is not known"),
         ("d_kv", "8", "d_kv"),
-        ("attention_bias", True, "attention_bias: unknown key"),
     ],
 }
 for group, members in (("decoder", DECODERS), ("encoder", ENCODERS)):
@@ -487,7 +480,7 @@ for group, members in (("decoder", DECODERS), ("encoder", ENCODERS)):
         (family, *rejected)
         for family in TINY
         for rejected in REJECTED.get(family, []) + REJECTED_BY_ALL
-        if not (family == "vit" and rejected[0] == "vocab_size")
+        if (family, rejected[0]) not in ACCEPTED
     ],
 )
 def test_unsupported_values_are_errors(

@@ -50,6 +50,9 @@ OTHER = st.fixed_dictionaries(
         "max_length": st.integers(10, 99),
         "presence_penalty": st.floats(-1, 1),
         "forced_bos_token_id": st.integers(0, 9),
+        "suppress_tokens": st.lists(st.integers(0, 9), min_size=1, max_size=3),
+        "begin_suppress_tokens": st.lists(st.integers(0, 9), min_size=1, max_size=3),
+        "encoder_no_repeat_ngram_size": st.integers(1, 4),
         "prompt_lookup_num_tokens": st.integers(1, 9),
     },
 )
@@ -140,6 +143,8 @@ def test_absent_keys_have_the_defaults_of_the_reference() -> None:
         (
             {
                 "suppress_tokens": [],
+                "begin_suppress_tokens": [10**6, -1],
+                "encoder_no_repeat_ngram_size": 0,
                 "top_h": None,
                 "disable_compile": True,
                 "target_lookbehind": 10,
@@ -176,9 +181,12 @@ def test_absent_keys_have_the_defaults_of_the_reference() -> None:
     "theirs",
     [
         {"pad_token_id": 7},
-        {"encoder_no_repeat_ngram_size": 2},
-        {"suppress_tokens": [1]},
+        {"encoder_repetition_penalty": 2.0},
+        {"forced_decoder_ids": [[1, 5]]},
         {"epsilon_cutoff": 0.1, "do_sample": True},
+        {"sequence_bias": [[[1], 2.0]]},
+        {"max_time": 3.0},
+        {"synced_gpus": True},
         {"custom_generate": "https://example.org/code.py"},
     ],
 )
@@ -196,9 +204,9 @@ def test_an_unsupported_key_is_named(theirs: dict[str, object]) -> None:
         ("typical_p", True, "typical_p: input should be a valid number, got True"),
         ("num_beam_groups", 2, "num_beam_groups 2 does not divide num_beams 1"),
         (
-            "encoder_no_repeat_ngram_size",
-            2,
-            "encoder_no_repeat_ngram_size: 2 is not supported; remove the key",
+            "guidance_scale",
+            2.0,
+            "guidance_scale: 2.0 is not supported; remove the key",
         ),
     ],
 )

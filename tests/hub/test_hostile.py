@@ -39,6 +39,7 @@ from tests.hub.forging import (
     varint,
 )
 
+import trifold
 from trifold.errors import TrifoldError
 from trifold.text import tokenizer as text_tokenizer
 from trifold.text.chat import render
@@ -89,25 +90,20 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     },
     # config.json: code, places, and sizes.
     "config.json: a link to itself": (linked("{name}"), "a link that leads nowhere"),
-    "config.json: code to fetch": (changed(auto_map=evil("AutoModelForCausalLM")), "auto_map: unknown key"),
-    "config.json: trust in code": (changed(trust_remote_code=True), "trust_remote_code: unknown key"),
+    "config.json: code to fetch": (changed(auto_map=evil("AutoModelForCausalLM")), "auto_map: the folder brings Python code"),
     "config.json: a kernel of the hub": (
-        changed(_attn_implementation_internal="evil/kernels"), "_attn_implementation_internal: unknown key"
+        changed(_attn_implementation_internal="evil/kernels"), "_attn_implementation_internal: 'evil/kernels' is not"
     ),
-    "config.json: another kernel": (changed(attn_implementation="evil/kernels"), "attn_implementation: unknown key"),
-    "config.json: a pipeline of code": (changed(custom_pipelines={"x": {"impl": "evil.E"}}), "custom_pipelines: unk"),
+    "config.json: another kernel": (changed(attn_implementation="evil/kernels"), "attn_implementation: 'evil/kernels' is not"),
+    "config.json: a pipeline of code": (changed(custom_pipelines={"x": {"impl": "evil.E"}}), "custom_pipelines: the folder brings Python code"),
     "config.json: a plugin that unpacks weights": (changed(quantization_config={"quant_method": "evil"}), "weights in evil"),
-    "config.json: a URL for the weights": (changed(weights_url="http://127.0.0.1:9/evil"), "weights_url: unknown key"),
-    "config.json: weights of another place": (changed(transformers_weights="../outside/x"), "transformers_weights: unk"),
+    "config.json: weights of another place": (changed(transformers_weights="../outside/x"), "transformers_weights: '../outside/x' is not"),
     "config.json: a family that is a path": (changed(model_type="../../evil"), "'../../evil' is not known"),
     "config.json: a family that is none": (changed(model_type={"evil": 1}), "is not known"),
     "config.json: a class that is code": (changed(architectures=["os.system"]), r"architectures: .* is not known"),
     "config.json: classes that are none": (changed(architectures={"a": 1}), "architectures: .* is not known"),
     "config.json: an activation that is code": (
         changed(activation_function="__import__('os').system('true')"), "activation_function: .* is not known"
-    ),
-    "config.json: a key that clears the screen": (
-        inserted(r'"\u001b[2J\u009b31m' + "A" * MILLION + '": 1'), r"\\x1b\[2J\\x9b31mAAA.* …"
     ),
     "config.json: a billion layers": (changed(n_layer=10**9), "n_layer: .*less than or equal to 10000"),
     "config.json: layers that are not there": (changed(n_layer=3), r"missing: transformer\.h\.2\."),
@@ -129,9 +125,8 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "config.json: no number for an epsilon": (changed(layer_norm_epsilon=-1), "layer_norm_epsilon: "),
     "config.json: the number after the largest": (changed(vocab_size=2**53 + 1), "beyond the largest integer"),
     # generation_config.json
-    "generation_config.json: code": (changed(custom_generate="evil/repo"), "custom_generate: this key is not known"),
-    "generation_config.json: trust": (changed(trust_remote_code=True), "trust_remote_code: this key is not known"),
-    "generation_config.json: another model": (changed(assistant_model="/etc"), "assistant_model: this key is not known"),
+    "generation_config.json: code": (changed(custom_generate="evil/repo"), "custom_generate: 'evil/repo' is not supported"),
+    "generation_config.json: another model": (changed(assistant_model="/etc"), "assistant_model: '/etc' is not supported"),
     "generation_config.json: an end that no token has": (changed(eos_token_id=[2, 10**9]), "1000000000 is not a token"),
     "generation_config.json: a negative end": (changed(eos_token_id=-7), "-7 is not a token"),
     "generation_config.json: an end in words": (changed(eos_token_id="</s>"), "eos_token_id: "),
@@ -283,6 +278,36 @@ def test_a_hostile_file_ends_in_an_error(
         for name in (file, NAMES_IN_ERRORS.get(file, file), "the weights do not fit config.json")
     )
     assert len(error) < 10_000
+
+
+# Keys that nothing reads: "file: attack" -> how the file is made, and the warning.
+IGNORED: dict[str, tuple[Make, str]] = {
+    "config.json: trust in code": (changed(trust_remote_code=True), ": trust_remote_code"),
+    "config.json: a URL for the weights": (changed(weights_url="http://127.0.0.1:9/evil"), ": weights_url"),
+    "config.json: a key that clears the screen": (
+        inserted(r'"\u001b[2J\u009b31m' + "A" * MILLION + '": 1'), r": \x1b[2J\x9b31mAAA"
+    ),
+    "config.json: a hundred thousand keys": (
+        inserted(", ".join(f'"hidden_{number}": 1' for number in range(100_000))), "99,980 more"
+    ),
+    "generation_config.json: trust": (changed(trust_remote_code=True), ": trust_remote_code"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_a_key_that_nothing_reads_does_nothing(
+    name: str, sound: dict[str, Path], watched: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, message = IGNORED[name]
+    shutil.copytree(sound["one"], watched)
+    make(watched / name.partition(": ")[0])
+    WATCH.folder, before = watched, time.process_time()
+    trifold.load(watched)
+    assert time.process_time() - before < SECONDS
+    WATCH.folder = None
+    printed = capsys.readouterr().err
+    assert message in " ".join(printed.split())
+    assert len(printed) < 3_000
 
 
 def test_the_table_is_complete() -> None:

@@ -46,7 +46,8 @@ AsText = Annotated[
     bool, typer.Option("--text", help="Take a text that is the name of a file as a text.")
 ]
 
-METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
+METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
+METAVARS |= {list[str]: "TEXT", list[int]: "N"}
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
 
 
 def generation_options() -> dict[str, Any]:
-    """An option for each generation setting except those that hold several token ids."""
+    """An option for each generation setting except those that hold phrases of token ids."""
     from trifold.generation_config import GenerationConfig
 
     fields = GenerationConfig.model_fields.items()
@@ -123,8 +124,11 @@ def _generation_option(types: list[Any], description: str) -> Any:
         return option(Literal[tuple(choices)], help)
     if len(types) > 1:
         return None
-    if get_origin(types[0]) is list and _plain_types(get_args(types[0])[0]) == [str]:
-        return option(list[str], f"{help.removesuffix('.')}; repeatable.")
+    if get_origin(types[0]) is list:
+        members = _plain_types(get_args(types[0])[0])
+        if members not in ([str], [int]):
+            return None
+        return option(list[members[0]], f"{help.removesuffix('.')}; repeatable.")  # type: ignore[valid-type]
     if types[0] in (bool, *METAVARS):
         return option(types[0], help)
     return None

@@ -107,9 +107,9 @@ class DecodingState:
 
     logits: (R, V) of the next token. hidden: (R, T, E) states of the tokens read last, initially of
         the prompt.
-    tokens: (R, L), see processors.Context. generated: how many of them were generated. sentences:
-    (B,) original index of each remaining sentence. limits: (B,) maximum number of generated tokens
-    of each.
+    tokens: (R, L), see processors.Context. generated: how many of them were generated. sources:
+    (B, S) what the encoder read, if a processor needs it. sentences: (B,) original index of each
+    remaining sentence. limits: (B,) maximum number of generated tokens of each.
     """
 
     def __init__(
@@ -151,6 +151,9 @@ class DecodingState:
 
         # Padding remains between a short prompt and its output; its keys are masked.
         self.attend = prompt.attend
+        self.sources: Tensor | None = None
+        if self.memory is not None and config.encoder_no_repeat_ngram_size is not None:
+            self.sources = _without_padding(inputs)
         self.hidden = self._read_prompt(prompt, config.prefill_chunk_size or prompt.tokens.shape[1])
         last = prompt.last_columns()
         self.logits = self.head(self.hidden[torch.arange(len(last), device=last.device), last])
@@ -161,7 +164,10 @@ class DecodingState:
         """The input of logits processors."""
         remaining = self.limits - self.generated
         beams = len(self.tokens) // max(len(remaining), 1)
-        return Context(self.tokens, self.generated, remaining.repeat_interleave(beams))
+        sources = self.sources
+        if sources is not None:
+            sources = sources.repeat_interleave(beams, dim=0)
+        return Context(self.tokens, self.generated, remaining.repeat_interleave(beams), sources)
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times within its sentence; the copies share their memory."""
@@ -230,6 +236,7 @@ class DecodingState:
         self.memory = None if self.memory is None else self.memory.select(sentences)
         self.sentences = self.sentences[sentences]
         self.limits = self.limits[sentences]
+        self.sources = None if self.sources is None else self.sources[sentences]
         self._select_rows(rows)
 
     def _read_prompt(self, prompt: Inputs, chunk: int) -> Tensor:
@@ -320,6 +327,13 @@ def _right_align(inputs: Inputs, lengths: Tensor) -> Tensor:
     real = torch.arange(width, device=lengths.device) >= width - lengths[:, None]
     moved[real] = inputs.tokens[inputs.attend]
     return moved
+
+
+def _without_padding(inputs: Inputs) -> Tensor:
+    """(B, S) tokens, ABSENT in place of padding."""
+    if inputs.attend is None:
+        return inputs.tokens
+    return inputs.tokens.masked_fill(~inputs.attend, ABSENT)
 
 
 def check_memory(

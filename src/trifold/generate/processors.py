@@ -29,12 +29,13 @@ class Context(NamedTuple):
 
     tokens: (R, L) prompt or start token, then generated tokens; ABSENT before shorter rows.
     generated: how many of them were generated. remaining: (R,) how many more tokens each row may
-    get.
+    get. sources: (R, S) what an encoder read, if a processor needs it; ABSENT after shorter rows.
     """
 
     tokens: Tensor
     generated: int
     remaining: Tensor
+    sources: Tensor | None = None
 
 
 LogitsProcessor = Callable[[Tensor, Context], Tensor]
@@ -71,10 +72,25 @@ def frequency_penalty(penalty: float, ends: list[int], logits: Tensor, context: 
 
 def no_repeat_ngram_size(size: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid n-grams that occurred before (Paulus et al. 2018)."""
+    return _forbid_ngrams(size, context.tokens, logits, context)
+
+
+def encoder_no_repeat_ngram_size(
+    size: int, ends: list[int], logits: Tensor, context: Context
+) -> Tensor:
+    """Forbid n-grams of the source of an encoder-decoder, or of the prompt of a decoder."""
+    read = context.sources
+    if read is None:
+        read = context.tokens[:, : context.tokens.shape[1] - context.generated]
+    return _forbid_ngrams(size, read, logits, context)
+
+
+def _forbid_ngrams(size: int, read: Tensor, logits: Tensor, context: Context) -> Tensor:
+    """Forbid tokens that complete an n-gram of `read` (R, S)."""
     tokens = context.tokens
-    if tokens.shape[1] < size:
+    if min(read.shape[1], tokens.shape[1] + 1) < size:
         return logits
-    ngrams = tokens.unfold(1, size, 1)
+    ngrams = read.unfold(1, size, 1)
     prefix = tokens[:, tokens.shape[1] - size + 1 :]
     repeated = (ngrams[..., :-1] == prefix[:, None]).all(-1)
     return logits.masked_fill(_mask(logits, ngrams[..., -1].where(repeated, ABSENT)), NEVER)
@@ -148,6 +164,34 @@ def forced_eos_token_id(
     return torch.where(last[:, None], _only(tokens, logits), logits) if bool(last.any()) else logits
 
 
+def suppress_tokens(tokens: list[int], ends: list[int], logits: Tensor, context: Context) -> Tensor:
+    """Forbid these tokens, end tokens too."""
+    logits[:, tokens] = NEVER
+    return logits
+
+
+class FirstTokens(NamedTuple):
+    """Tokens that do not begin an output. after_forced: the first token of an output is forced in
+    rows of one token, where they are not the next one.
+    """
+
+    tokens: list[int]
+    after_forced: bool
+
+
+def begin_suppress_tokens(
+    first: FirstTokens, ends: list[int], logits: Tensor, context: Context
+) -> Tensor:
+    """Forbid tokens at the beginning of an output."""
+    if context.generated > first.after_forced:
+        return logits
+    lengths = (context.tokens != ABSENT).sum(1, keepdim=True)
+    starts = (lengths - context.generated == 1) & first.after_forced
+    here = starts == bool(context.generated)
+    logits[:, first.tokens] = logits[:, first.tokens].masked_fill(here, NEVER)
+    return logits
+
+
 def _generated(context: Context) -> Tensor:
     return context.tokens[:, context.tokens.shape[1] - context.generated :]
 
@@ -167,8 +211,9 @@ def _mask(logits: Tensor, tokens: Tensor) -> Tensor:
 
 _STEPS = (
     *(repetition_penalty, presence_penalty, frequency_penalty),
-    *(no_repeat_ngram_size, bad_words_ids, bad_words),
+    *(no_repeat_ngram_size, encoder_no_repeat_ngram_size, bad_words_ids, bad_words),
     *(min_new_tokens, min_length, forced_bos_token_id, forced_eos_token_id),
+    *(suppress_tokens, begin_suppress_tokens),
 )
 # Setting -> its processor, called with (value, end tokens, logits, context), in the order of
 # application.
@@ -178,8 +223,11 @@ MAY_FORBID_ALL = {
     "min_new_tokens",
     "min_length",
     "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
     "bad_words_ids",
     "bad_words",
+    "suppress_tokens",
+    "begin_suppress_tokens",
 }
 
 
@@ -198,6 +246,9 @@ def processor(
     if "bad_words" in chosen:
         assert codec is not None, "bad_words needs a tokenizer"
         chosen["bad_words"] = BannedText(chosen["bad_words"], codec, model.output_vocab_size)
+    if "begin_suppress_tokens" in chosen:
+        is_forced = config.forced_bos_token_id is not None
+        chosen["begin_suppress_tokens"] = FirstTokens(chosen["begin_suppress_tokens"], is_forced)
     steps = [partial(PROCESSORS[key], value, ends) for key, value in chosen.items()]
     may_forbid_all = not MAY_FORBID_ALL.isdisjoint(chosen)
     forbid_padding = config.bad_words_ids is None and model.pad_id not in ends

@@ -36,7 +36,10 @@ from trifold.nn.parts import AttentionPart, part_of
 from trifold.text.languages import language_id
 
 TEXT_SETTINGS = ("bad_words", "force_words", "stop_strings", "target_language")
-ID_SETTINGS = ("bad_words_ids", "force_words_ids", "forced_bos_token_id", "forced_eos_token_id")
+ID_SETTINGS = (
+    *("bad_words_ids", "force_words_ids", "forced_bos_token_id", "forced_eos_token_id"),
+    *("suppress_tokens", "begin_suppress_tokens"),
+)
 
 EndCallback = Callable[[list[Hypothesis]], None]
 
@@ -272,11 +275,16 @@ def _encode_words(
     """Replace force_words by the ids of each word at the start of a text and after a space, and
     target_language by the first token.
 
-    Raises UsageError for ids outside the vocabulary, for words without a tokenizer or without
-    tokens, and for an unknown language.
+    Raises UsageError for ids outside the vocabulary, for ids that are other tokens in sources than
+    in outputs, for words without a tokenizer or without tokens, and for an unknown language.
     """
     for key in ID_SETTINGS:
         _require_ids(key, _flatten(getattr(config, key)), model)
+    if config.encoder_no_repeat_ngram_size is not None and model.target_vocab_size is not None:
+        raise UsageError(
+            "encoder_no_repeat_ngram_size: sources and outputs of this model have different "
+            "vocabularies; leave it out"
+        )
     given = [key for key in TEXT_SETTINGS if getattr(config, key) is not None]
     if not given:
         return config

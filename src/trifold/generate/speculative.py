@@ -88,7 +88,8 @@ def draft_proposer(
             known = torch.tensor([[*generated, *proposed]], device=new.device)
             length = known.shape[1]
             remaining = torch.full((1,), count + 1, device=new.device)
-            context = Context(torch.cat([prompt, known], dim=1), length, remaining)
+            tokens = torch.cat([prompt, known], dim=1)
+            context = Context(tokens, length, remaining, state.sources)
             log_probs = setup.process(logits, context).log_softmax(-1)
             token = choose(log_probs, sentence, length)
             proposed.append(int(token))

@@ -72,7 +72,8 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Sea
     chosen = torch.arange(len(scores), device=scores.device) * k
     state.expand(k)
     while True:
-        context = Context(state.tokens[chosen], state.generated, state.limits - state.generated)
+        remaining_tokens = state.limits - state.generated
+        context = Context(state.tokens[chosen], state.generated, remaining_tokens, state.sources)
         log_probs = setup.process(state.logits[chosen], context).log_softmax(-1)
         candidates, tokens = log_probs.topk(k)
         refuse_nan(candidates)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -21,19 +21,22 @@ from torch import Tensor
 from trifold.errors import SettingsError
 from trifold.hub.generation import GENERATION_KEYS
 from trifold.hub.labels import labels_to_ours, labels_to_theirs
+from trifold.hub.quantized import KEYS as QUANTIZATION_KEYS
 from trifold.hub.rows import Entry, Fields, group_of, revise
 from trifold.hub.rules import AnyRule, Copy, Ignored, ParameterRule, Renamed, Unused
 from trifold.hub.transforms import SAME, Transform, chain, interleaved
+from trifold.hub.unknown_keys import UnknownKeys, model_keys
 from trifold.nn import ModelConfig
 from trifold.nn.config import DECODER_SIZES, Head
 from trifold.settings import Settings
 
 # Keys that do not change what a model computes, unless its family has an entry for them.
 HARMLESS = """
-    _attn_implementation_autoset _name_or_path _num_labels architectures chunk_size_feed_forward
-    dtype finetuning_task gradient_checkpointing id2label initializer_range is_decoder label2id
-    model_type n_ctx n_special num_labels output_attentions output_hidden_states output_past
-    predict_special_tokens prefix pretraining_tp problem_type pruned_heads return_dict
+    _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
+    chunk_size_feed_forward dtype finetuning_task gradient_checkpointing id2label init_std
+    initializer_factor initializer_range is_decoder label2id model_type n_ctx n_special name_or_path
+    num_labels output_attentions output_cross_attentions output_hidden_states output_past
+    predict_special_tokens prefix pretraining_tp problem_type pruned_heads return_dict sep_token_id
     task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript
     transformers.js_config transformers_version use_bfloat16 use_cache use_return_dict
 """.split()
@@ -57,6 +60,7 @@ class Family:
     ignored: keys that change nothing, besides `HARMLESS`.
     n_labels: the number of classes if a file gives none.
     infer: completes the config from the tensors, where config.json is ambiguous.
+    nested: keys that hold the config.json of another family.
     """
 
     model_type: str
@@ -68,6 +72,7 @@ class Family:
     ignored: str = ""
     n_labels: int = 2
     infer: Callable[[ModelConfig, Mapping[str, Tensor]], ModelConfig] | None = None
+    nested: Mapping[str, Family] = field(default_factory=dict)
 
     def related(
         self,
@@ -127,11 +132,10 @@ class Family:
         )
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
-        """The content of a config.json as our config. Raises SettingsError for unknown and
-        unsupported keys.
+        """The content of a config.json as our config. Raises SettingsError for unsupported keys;
+        those that nothing reads are ignored, see `unknown_keys`.
         """
         constants = self.architectures[self._read_architecture(values)]
-        _check_unquantized(values)
         file = self._parse_keys(values)
         fields = {name: value for name, value in constants.items() if not callable(value)}
         for entry in self.entries:
@@ -152,18 +156,40 @@ class Family:
         return str(named[0])
 
     def _parse_keys(self, values: Mapping[str, Any]) -> Settings:
-        """The values of all keys, without the harmless ones. Raises SettingsError for unknown
-        keys.
+        """The values of all keys that the family has. Raises SettingsError for other keys that the
+        reference reads.
         """
-        known = {key for entry in self.entries for key in entry.keys}
-        harmless = {*HARMLESS, *GENERATION_KEYS, *self.ignored.split()}
-        given: Fields = {}
+        unknown = self.unknown_keys(values)
+        unknown.check()
+        known = self._known
+        return self.keys.parse(
+            {key.lstrip("_"): value for key, value in values.items() if key in known}
+        )
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(key for entry in self.entries for key in entry.keys)
+
+    def unknown_keys(self, values: Mapping[str, Any], at: str = "") -> UnknownKeys:
+        """The keys of the group `at` of a config.json that the family lacks."""
+        unknown = UnknownKeys()
+        harmless = {*HARMLESS, *GENERATION_KEYS, *QUANTIZATION_KEYS, *self.ignored.split()}
+        read = model_keys(self.model_type)
         for key, value in values.items():
-            if key in known:
-                given[key.lstrip("_")] = value
-            elif value is not None and key not in harmless:
-                given[key] = value  # rejected by `parse`
-        return self.keys.parse(given)
+            if value is not None and key not in self._known and key not in harmless:
+                unknown.add(key, value, read.get(key), at)
+        for entry in self.entries:
+            for group, inside in entry.groups.items():
+                unknown.add_rope(values.get(group), inside, f"{at}{group}.")
+        for key, family in self.nested.items():
+            if isinstance(values.get(key), Mapping):
+                inner = family.unknown_keys(values[key], f"{at}{key}.")
+                unknown.ignored += inner.ignored
+        return unknown
+
+    def missing_keys(self, values: Mapping[str, Any]) -> frozenset[str]:
+        """The keys of the family that a config.json lacks."""
+        return self._known.difference(values)
 
     def write(self, config: ModelConfig) -> Fields:
         """Our config as their keys, without `model_type` and `architectures`."""
@@ -206,18 +232,6 @@ def _shapes(fields: Fields) -> tuple[str, ...]:
     if callable(shape):
         return ("encoder", "decoder")
     return (shape,)
-
-
-def _check_unquantized(values: Mapping[str, Any]) -> None:
-    """Raise SettingsError for a config.json of quantized weights."""
-    quantized = values.get("quantization_config")
-    if not quantized:
-        return
-    method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-    raise SettingsError(
-        f"quantization_config: weights in {method} are not supported; use a copy of the "
-        "model in bfloat16"
-    )
 
 
 def _scale_of_scores(config: ModelConfig) -> float:

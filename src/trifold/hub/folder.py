@@ -221,4 +221,6 @@ def read_generation_settings(
     old = {key: value for key, value in values.items() if key in GENERATION_KEYS}
     if isinstance(values.get(END), list):  # ModelConfig has one end token only
         old[END] = values[END]
+    if values.get("force_bos_token_to_be_generated") is True:  # of the first BART
+        old.setdefault("forced_bos_token_id", config.bos_id)
     return read_generation(config, old, str(folder / CONFIG))

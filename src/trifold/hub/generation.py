@@ -10,6 +10,7 @@ from typing import Any
 from trifold.errors import CheckpointError, SettingsError
 from trifold.generation_config import LOOKUP, SAMPLING, GenerationConfig
 from trifold.hub.files import naming
+from trifold.hub.unknown_keys import UnknownKeys, reference_keys, warn_of_ignored
 from trifold.nn import ModelConfig
 
 # Keys with the same name and meaning in both; some are ours only, and `transformers` ignores them.
@@ -19,6 +20,9 @@ LENGTHS = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
 OFF: dict[str, object] = {
     "top_k": 0,
     "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
     "typical_p": 1.0,
     "penalty_alpha": 0.0,
     "diversity_penalty": 0.0,
@@ -36,20 +40,31 @@ HARMLESS = """
     transformers_version _from_model_config use_cache return_dict_in_generate output_attentions
     output_hidden_states output_scores output_logits remove_invalid_values cache_implementation
     low_memory num_assistant_tokens_schedule assistant_confidence_threshold assistant_lookbehind
-    target_lookbehind cache_config disable_compile return_legacy_cache
+    target_lookbehind cache_config disable_compile return_legacy_cache assistant_early_exit
+    compile_config continuous_batching_config max_cache_len speculation_type use_mtp
 """.split()
-# Keys that are not supported -> the value without effect. `transformers` reads the cutoffs only if
-# it samples.
-UNSUPPORTED: dict[str, object] = {
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "guidance_scale": 1.0,
-    "is_assistant": False,
-    "suppress_tokens": [],
-    "token_healing": False,
+# Keys that are not supported -> the value without effect, and what to use instead, if anything.
+# `transformers` reads those of sampling only if it samples.
+UNSUPPORTED: dict[str, tuple[object, str]] = {
+    "assistant_ensemble_weight": (None, ""),
+    "constraints": (None, "name the phrases in force_words_ids"),
+    "custom_generate": (None, "it names Python code, which is never run"),
+    "dola_layers": (None, ""),
+    "encoder_repetition_penalty": (1.0, ""),
+    "epsilon_cutoff": (0.0, "min_p cuts off unlikely tokens, too"),
+    "eta_cutoff": (0.0, "min_p cuts off unlikely tokens, too"),
+    "exponential_decay_length_penalty": (None, "length_penalty favours shorter outputs of beams"),
+    "forced_decoder_ids": ([], "forced_bos_token_id forces the first token"),
+    "guidance_scale": (1.0, ""),
+    "is_assistant": (False, ""),
+    "max_time": (None, "max_new_tokens limits the length"),
+    "sequence_bias": (None, "bad_words_ids forbids phrases"),
+    "token_healing": (False, ""),
+    "top_h": (None, "top_p and min_p select likely tokens, too"),
+    "watermarking_config": (None, ""),
 }
+SAMPLED = ("epsilon_cutoff", "eta_cutoff", "top_h")
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 
 # Largest values that a file may set, beyond any in use; arguments may be larger. Of lists: all ids
 # or characters.
@@ -61,7 +76,7 @@ TOKENS = (
     "bad_words_ids",
     "force_words_ids",
 )
-LISTS = (*TOKENS, "stop_strings", "bad_words", "force_words")
+LISTS = (*TOKENS, *SUPPRESSED, "stop_strings", "bad_words", "force_words")
 MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(LISTS, 10_000) | {"num_beam_groups": 100}
 # Each step of a search compares every beam with every phrase that must appear.
 MAX_VALUES |= dict.fromkeys(("force_words", "force_words_ids"), 500)
@@ -77,8 +92,9 @@ END = "eos_token_id"  # may be several, or differ from config.json; generation u
 # Marian's files.
 FORBIDDEN = "bad_words_ids"
 
+KNOWN = frozenset({*SHARED, *HARMLESS, *UNSUPPORTED, *IDS})
 # Old folders have these keys in config.json.
-GENERATION_KEYS = frozenset({*SHARED, *HARMLESS, *UNSUPPORTED} - {END})
+GENERATION_KEYS = KNOWN - {END, *IDS}
 
 
 def write_generation(config: ModelConfig, ours: Mapping[str, object]) -> dict[str, object]:
@@ -120,17 +136,27 @@ def read_generation(
 ) -> dict[str, object]:
     """Our settings for the content of a generation_config.json.
 
-    Raises CheckpointError for an unsupported key that would change the text, and for an id that
-    contradicts config.json.
+    Warns of keys that nothing reads, which are ignored. Raises CheckpointError for an unsupported
+    key that would change the text, and for an id that contradicts config.json.
     """
     given = {key: value for key, value in theirs.items() if value is not None}
+    unknown = UnknownKeys()
     for key, value in given.items():
-        _check(config, key, value, place, bool(given.get("do_sample")))
+        if key in KNOWN:
+            _check(config, key, value, place, bool(given.get("do_sample")))
+        else:
+            unknown.add(key, value, reference_keys().generation.get(key))
+    with naming(place):
+        unknown.check()
+    missing = [key for key in SHARED if key not in theirs]
+    warn_of_ignored(place, unknown.ignored, missing, theirs.get("transformers_version"))
     ours = {key: given[key] for key in SHARED if key in given and _has_effect(key, given[key])}
     for length, new in LENGTHS.items():
         if new in theirs:  # takes precedence, as in `transformers`, even if it is null
             ours.pop(length, None)
     _drop_tokens_of_config(ours, config)
+    for key in SUPPRESSED:
+        _drop_missing_tokens(ours, key, config.output_vocab_size)
     if isinstance(ours.get("stop_strings"), str):
         ours["stop_strings"] = [ours["stop_strings"]]
     if "prompt_lookup_num_tokens" not in ours:
@@ -158,6 +184,16 @@ def _drop_tokens_of_config(ours: dict[str, Any], config: ModelConfig) -> None:
         del ours[END]
     if ours.setdefault(FORBIDDEN, []) == [[config.pad_id]]:
         del ours[FORBIDDEN]
+
+
+def _drop_missing_tokens(ours: dict[str, Any], key: str, size: int) -> None:
+    """Remove the ids of a list that are no tokens: they need not be forbidden."""
+    ids = ours.get(key)
+    if not isinstance(ids, list) or not all(type(id) is int for id in ids):
+        return  # the types of the settings are checked later
+    ours[key] = [id for id in ids if 0 <= id < size]
+    if not ours[key]:
+        del ours[key]
 
 
 def _drop_unused_sampling(ours: dict[str, Any]) -> bool:
@@ -228,8 +264,12 @@ def _check(config: ModelConfig, key: str, value: object, place: str, sampled: bo
                 f"{place}: {key}: {value!r} contradicts config.json, which has {expected}"
             )
     elif key in UNSUPPORTED:
-        if value != UNSUPPORTED[key] and (sampled or not key.endswith("_cutoff")):
-            raise CheckpointError(f"{place}: {key}: {value!r} is not supported; remove the key")
+        harmless, instead = UNSUPPORTED[key]
+        if value != harmless and (sampled or key not in SAMPLED):
+            remedy = f"; {instead}" if instead else ""
+            raise CheckpointError(
+                f"{place}: {key}: {value!r:.100} is not supported; remove the key{remedy}"
+            )
     elif key in TOKENS:
         size = config.output_vocab_size
         invalid = [id for id in _leaves(value) if isinstance(id, int) and not 0 <= id < size]
@@ -237,8 +277,6 @@ def _check(config: ModelConfig, key: str, value: object, place: str, sampled: bo
             raise CheckpointError(
                 f"{place}: {key}: {invalid[0]} is not a token of a vocabulary of {size}"
             )
-    elif key not in SHARED and key not in HARMLESS:
-        raise CheckpointError(f"{place}: {key}: this key is not known; remove it")
 
 
 def _leaves(value: object) -> Iterator[object]:

@@ -14,7 +14,9 @@ from trifold.errors import CheckpointError, SettingsError
 from trifold.hub.families import FAMILIES, UNSUPPORTED
 from trifold.hub.family import Family
 from trifold.hub.files import naming
+from trifold.hub.quantized import check_unquantized, check_unquantized_tensors
 from trifold.hub.rows import group_of
+from trifold.hub.unknown_keys import warn_of_ignored
 from trifold.nn import ModelConfig, Transformer
 
 # Entries of a table of sinusoids, which is not stored, beside small weights.
@@ -22,8 +24,8 @@ MAX_POSITION_TABLE = 2**24
 
 
 def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
-    """The family and config in the content of a config.json. Raises CheckpointError for an unknown
-    family or key.
+    """The family and config in the content of a config.json. Warns of ignored keys. Raises
+    CheckpointError for an unknown family, for unsupported keys and for quantized weights.
     """
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
@@ -31,8 +33,15 @@ def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelC
             raise CheckpointError(f"{place}: model_type: {model_type!r} is not supported: {reason}")
         known = ", ".join(FAMILIES)
         raise CheckpointError(f"{place}: model_type: {model_type!r} is not known; known: {known}")
+    family = FAMILIES[model_type]
+    check_unquantized(values, place)
     with naming(place):
-        return FAMILIES[model_type], FAMILIES[model_type].read(values)
+        config = family.read(values)
+    if place.is_file():  # an adapter has the content of that of its base, which was read before
+        ignored = family.unknown_keys(values).ignored
+        missing = family.missing_keys(values)
+        warn_of_ignored(place, ignored, missing, values.get("transformers_version"))
+    return family, config
 
 
 def infer_config(
@@ -42,6 +51,7 @@ def infer_config(
 
     Raises CheckpointError for implausible sizes.
     """
+    check_unquantized_tensors(weights, place.parent)
     if family.infer is not None:
         config = family.infer(config, weights)
     _check_sizes(config, weights, place)

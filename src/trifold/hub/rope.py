@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from trifold.errors import SettingsError
 from trifold.hub.rows import POSITIVE, SIZE, Entry, Fields, Keys, group_of, solution
@@ -21,7 +21,9 @@ RopeType = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 class RopeKeys(Settings):
-    """The keys below `rope_parameters` or `rope_scaling`."""
+    """The keys below `rope_parameters` or `rope_scaling`; others are sorted by `unknown_keys`."""
+
+    model_config = ConfigDict(extra="ignore")
 
     rope_type: RopeType | None = None
     type: RopeType | None = None
@@ -52,6 +54,7 @@ SCALINGS: dict[str, dict[str, str]] = {
 MEASURED = ("linear", "dynamic")  # kinds that scale from `max_position_embeddings`
 SCALED = ("yarn", "longrope")  # kinds with a magnitude, whose factor may follow from the lengths
 REQUIRED = ("llama3", "longrope")  # kinds whose own keys have no defaults
+GROUPS = dict.fromkeys(("rope_parameters", "rope_scaling"), frozenset(RopeKeys.model_fields))
 
 
 def rope(
@@ -124,7 +127,7 @@ def rope(
             return {"rope_parameters": inner}
         return {"rope_parameters": inner, LENGTH: inner.get(LENGTH, original)}
 
-    return Entry(keys, load, save)
+    return Entry(keys, load, save, groups=GROUPS)
 
 
 def _check_agreement(file: Any, used: Fields) -> None:
@@ -192,7 +195,7 @@ def layered_rope(
         }
         return {"rope_parameters": {"full_attention": global_keys, "sliding_attention": local_keys}}
 
-    return Entry(keys, load, save)
+    return Entry(keys, load, save, groups=GROUPS)
 
 
 def _keys_by_layer(file: Any) -> tuple[RopeKeys, RopeKeys, str]:

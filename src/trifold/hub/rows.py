@@ -4,7 +4,7 @@ both directions.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field as with_default, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -26,6 +26,7 @@ class Entry:
     load: (the values of all keys, the fields read so far) -> more fields.
     save: our config -> the values of these keys.
     explicit: in the config that `save` gets, each None is replaced by the value that it stands for.
+    groups: keys that hold keys of rotary positions, or such groups by type of layer -> these keys.
 
     Both raise SettingsError, for contradictions and for what the keys cannot represent.
     """
@@ -34,6 +35,7 @@ class Entry:
     load: Callable[[Any, Fields], Fields] = lambda file, fields: {}
     save: Callable[[ModelConfig], Fields] = lambda config: {}
     explicit: bool = True
+    groups: Mapping[str, Collection[str]] = with_default(default_factory=dict)
 
 
 def row(

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.hub.quantized import REMEDY
 from trifold.jsonfiles import check_inside, parse_json
 
 # Bytes; the format allows ten times as many, and the largest in use has below 1 MB.
@@ -116,9 +117,10 @@ class TensorFile(TransformedTensors):
             if isinstance(entry, dict) and str(entry.get("dtype")) not in DTYPES
         ]
         if wrong:
-            raise list_problems(
-                f"{path}: tensors of types that are not read; write it as F32 or BF16", wrong
-            )
+            remedy = "write it as F32 or BF16"
+            if any("is of 'F" in line for line in wrong):  # of 8 bits or less
+                remedy = f"these are quantized weights: {REMEDY}"
+            raise list_problems(f"{path}: tensors of types that are not read; {remedy}", wrong)
         try:
             safe_open(path, framework="pt", device="cpu")  # checks sizes and positions
         except (SafetensorError, OSError) as error:

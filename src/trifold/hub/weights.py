@@ -42,6 +42,10 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
         return TensorFile(folder / SINGLE)
     if (folder / INDEX).is_file():
         return open_shards(folder / INDEX, read_index(folder / INDEX, SHARD_NAME), TensorFile)
+    if other := sorted(folder.glob("*.gguf")):
+        raise CheckpointError(
+            f"{other[0]}: GGUF is not read; use the same model in safetensors, with its config.json"
+        )
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         raise CheckpointError(

@@ -226,6 +226,6 @@ MARIAN = BASE.related(
     *rows(attention_bias=True, lm_head_bias=True),
     classes={"MTModel": {"heads": ("lm",)}},
     rules=_rules,
-    ignored="num_hidden_layers classifier_dropout classif_dropout init_std",
+    ignored="classifier_dropout classif_dropout init_std",
     **resized(vocab=58101, pad_token_id=58100, eos_token_id=0, decoder_start_token_id=58100),
 )

@@ -47,7 +47,6 @@ QWEN = UNBIASED.related(
 )
 QWEN2 = QWEN.related(
     "qwen2",
-    fixed(use_mrope=False),
     constants={"attention_bias": True, "attention_out_bias": False},
     rules=by_head(RULES),
     without="attention_bias",

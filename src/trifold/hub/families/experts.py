@@ -253,6 +253,21 @@ def _more(config: ModelConfig, base: str) -> list[AnyRule]:
     ]
 
 
+def _check_widths(file: Any, fields: Fields) -> Fields:
+    """Raise SettingsError for widths of a head that are not those of its parts."""
+    widths = {
+        "head_dim": file.qk_rope_head_dim,
+        "qk_head_dim": file.qk_nope_head_dim + file.qk_rope_head_dim,
+    }
+    for key, width in widths.items():
+        value = getattr(file, key)
+        if value not in (None, width):
+            raise SettingsError(
+                f"{key}: {value} contradicts {width}, which follows from other keys"
+            )
+    return {}
+
+
 DEEPSEEK_V3 = UNBIASED.related(
     "deepseek_v3",
     row("qk_nope_head_dim", "d_head", 128),
@@ -278,7 +293,8 @@ DEEPSEEK_V3 = UNBIASED.related(
         d_rotary=("qk_rope_head_dim", 64),
         d_value=("v_head_dim", 128),
     ),
-    Entry(ROPE.keys, _load_deepseek, _save_deepseek, explicit=False),
+    Entry(ROPE.keys, _load_deepseek, _save_deepseek, explicit=False, groups=ROPE.groups),
+    Entry(dict.fromkeys(("head_dim", "qk_head_dim"), (int | None, None)), _check_widths),
     repeats("num_key_value_heads", "num_attention_heads", 128),
     ids(bos=0, eos=1),
     fixed(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
@@ -293,10 +309,10 @@ DEEPSEEK_V3 = UNBIASED.related(
         without="q|k|v",
         more=_more,
     ),
-    # Sums of other keys; settings of training, and of the layer that predicts further tokens.
+    # Settings of training, and of the layer that predicts further tokens.
     ignored="""
-    head_dim qk_head_dim output_router_logits aux_loss_alpha seq_aux ep_size
-    num_nextn_predict_layers num_mtp_layers auto_map
+    output_router_logits aux_loss_alpha seq_aux ep_size num_nextn_predict_layers num_mtp_layers
+    auto_map
     """,
     without="head_dim",
     **resized(vocab=129280, width=7168, inner=18432, layers=61, heads=128, positions=4096),

@@ -163,7 +163,8 @@ def _read_stack(file: Any, side: str) -> ModelConfig:
     try:
         return MODULE.read(getattr(file, side) or {})
     except SettingsError as error:
-        raise SettingsError(f"{side}.{error}") from None
+        lines = str(error).splitlines()
+        raise SettingsError("\n".join(f"{side}.{line}" for line in lines)) from None
 
 
 def _load_stacks(file: Any, fields: Fields) -> Fields:
@@ -276,6 +277,7 @@ def _save_stacks(config: ModelConfig) -> Fields:
 ENCODER: Fields = {"shape": "encoder"}
 T5GEMMA = Family(
     model_type="t5gemma",
+    nested={"encoder": MODULE, "decoder": MODULE},
     stem="T5Gemma",
     classes={
         "ForConditionalGeneration": {"heads": ("lm",)},

@@ -11,12 +11,13 @@ from typing import Any
 from trifold.hub.family import HARMLESS, Family
 from trifold.hub.rows import Fields
 from trifold.hub.rules import ParameterRule
+from trifold.hub.unknown_keys import UnknownKeys
 from trifold.nn import ModelConfig
 
 
 class NativeFamily(Family):
     """A family whose keys are the fields of ModelConfig: it needs no classes, entries or
-    constants.
+    constants. Unknown keys are errors, since nobody else writes this format.
     """
 
     def architecture(self, config: ModelConfig) -> str:
@@ -28,6 +29,9 @@ class NativeFamily(Family):
         return ModelConfig.parse(
             {k: v for k, v in values.items() if k in fields or k not in passed}
         )
+
+    def unknown_keys(self, values: Mapping[str, Any], at: str = "") -> UnknownKeys:
+        return UnknownKeys()
 
     def write(self, config: ModelConfig) -> Fields:
         return config.model_dump()
