@@ -156,6 +156,8 @@ SETTINGS = {
     "too many batches in an update": Case(
         {}, f"{SMOKE} train.accumulate=100000000", 2, ("train.accumulate=100000000: the batches of an update need",)
     ),
+    "first token that the table lacks": Case({}, f"{SMOKE} model.decoder_start_id={2**31 - 1}", 2, ("model.decoder_start_id: 2147483647 is no token",)),
+    "chunk of more than all memory": Case({}, f"{SMOKE} model.lsh.chunk={2**53}", 2, ("model.lsh.chunk: 9007199254740992 is too large",)),
     "seed that no generator takes": Case({}, f"{SMOKE} train.seed={2**64}", 2, ("train.seed: ", "less than 18446744073709551616")),
     "integer of 5,000 digits": Case({}, f"{SMOKE} train.steps={'9' * 5000}", 2, ("train.steps: ", "valid integer")),
     "integer of 5,000 hexadecimal digits": Case({}, f"{SMOKE} train.seed=0x{'f' * 5000}", 2, ("train.seed: ", "valid integer")),

@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -18,6 +21,7 @@ from trifold.hub.folder import describe_misfit, families_for
 from trifold.nn import Transformer
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
+from trifold.objectives import KINDS, settings_class
 from trifold.recipe import (
     Recipe,
     TrainSettings,
@@ -27,6 +31,7 @@ from trifold.recipe import (
     missing_files,
     recipe_names,
 )
+from trifold.settings import Settings
 from trifold.train.schedules import learning_rate
 from trifold.train.stages import pretrain
 from trifold.yaml_dialect import YAMLError, dump, load
@@ -156,13 +161,60 @@ def test_decimal_and_hexadecimal_numbers_are_numbers(text, value):
 def test_huge_integers_are_rejected(key):
     for value in (10**5000, -(10**5000), [10**5000]):
         with pytest.raises(
-            SettingsError, match=rf"^{re.escape(key)}: .*(beyond 2\^64|thousands of digits)"
+            SettingsError, match=rf"^{re.escape(key)}: .*(too large|thousands of digits)"
         ):
             load_recipe("smoke", {key: value})
     with pytest.raises(
-        SettingsError, match=r"^train\.steps: an integer beyond 2\^64 is too large$"
+        SettingsError, match=r"^train\.steps: 18446744073709551617 is too large; at most 2,147"
     ):
         load_recipe("smoke", {"train.steps": 2**64 + 1})
+
+
+def integer_keys(cls: type[Settings], at: str = "", outer: tuple[type, ...] = ()) -> Iterator[str]:
+    """The dotted keys of a class of settings that hold integers, except those of `parts`, which
+    are settings by name, and those of a task inside of another.
+    """
+    for name, field in cls.model_fields.items():
+        kinds = [*_kinds(field.annotation)]
+        if int in kinds:
+            yield f"{at}{name}"
+        for kind in kinds:
+            if kind is not int and kind not in outer and name not in ("parts", "of"):
+                yield from integer_keys(kind, f"{at}{name}.", (*outer, kind))
+
+
+def _kinds(annotation: Any) -> Iterator[type]:
+    is_settings = isinstance(annotation, type) and issubclass(annotation, Settings)
+    if annotation is int or is_settings:
+        yield annotation
+    for member in get_args(annotation):
+        yield from _kinds(member)
+
+
+def test_no_integer_is_larger_than_numpy_torch_and_the_disk_hold():
+    """Every integer of a recipe; a seed has 64 bits, a line of a file 2^40 bytes."""
+    recipe = load_recipe("smoke").model_dump()
+    tasks = {f"task:{kind}.{key}" for kind in KINDS for key in integer_keys(settings_class(kind))}
+    keys = {key for key in integer_keys(Recipe) if not key.startswith("task.")}
+    assert len(keys) > 100 and len(tasks) > 15
+    for key in sorted(keys | tasks):
+        for value in (2**53, 2**63, 2**64, -(2**31), -(2**63)):
+            values = deepcopy(recipe)
+            if key in ("train.seed", "generate.seed", "model.lsh.seed") and 0 < value < 2**64:
+                continue
+            dotted = key
+            if key.startswith("task:"):
+                kind, _, inner = key.removeprefix("task:").partition(".")
+                values["task"] = {"kind": kind}
+                dotted = f"task.{inner}"
+            *groups, last = dotted.split(".")
+            place = values
+            for group in groups:
+                place[group] = place.get(group) or {}
+                place = place[group]
+            place[last] = value
+            with pytest.raises(SettingsError, match=rf"(?m)^{re.escape(dotted)}"):
+                Recipe.parse(values)
 
 
 @pytest.mark.parametrize("digits", ["9", "0xf", "0x_f", "-0xf", "0b1"])

@@ -106,7 +106,7 @@ class GenerationConfig(Settings):
     typical_p: Share | None = None
     """sample among the most typical tokens whose probabilities reach this sum"""
     seed: int | None = Field(
-        None, ge=0, description="random seed of samples; default: a new one each call"
+        None, ge=0, lt=2**64, description="random seed of samples; default: a new one each call"
     )
 
     penalty_alpha: Share | None = None

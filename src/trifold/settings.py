@@ -9,13 +9,17 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from annotated_types import Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from trifold.errors import MAX_LINES, SettingsError, wrapped
 from trifold.jsonfiles import lone_surrogate
 
 # pydantic's `loc` of an error: keys from the outermost group inwards.
 Location: TypeAlias = tuple[int | str, ...]
+
+
+MAX_NUMBER = 2**31 - 1  # of integers without a limit of their own; products of two fit into int64
 
 
 class Conflict(ValueError):
@@ -46,9 +50,16 @@ class Settings(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _check_integer(cls, value: Any) -> Any:
-        if isinstance(value, int) and abs(value) > 2**64:
-            raise ValueError("an integer beyond 2^64 is too large")
+    def _check_integers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject integers that no size, length or count has, unless the field states its limit."""
+        field = cls.model_fields.get(info.field_name or "")
+        limits = [] if field is None else [type(limit) for limit in field.metadata]
+        if Le not in limits and Lt not in limits:
+            for number in _integers(value):
+                if abs(number) > MAX_NUMBER:
+                    raise ValueError(
+                        f"{_represent(number)} is too large; at most {MAX_NUMBER:,} is possible"
+                    )
         return value
 
     @classmethod
@@ -88,6 +99,17 @@ class Settings(BaseModel):
             values[key] = conflict.ways[key]
             kept.add(key)
             yield f"{conflict.text}; the default gives way: {at}.{key}={as_yaml(values[key])}"
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """The integers in a value, and in its lists and groups of plain values."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _integers(item)
+    elif isinstance(value, dict):
+        yield from _integers([*value.values()])
 
 
 def _find_conflict(cls: type[Settings], values: Mapping[str, Any]) -> Conflict | None:

@@ -109,7 +109,7 @@ class DataSettings(Settings):
         None,
         description="column of numbers or dates (2026-11-27); the latest rows are held out",
     )
-    max_line_bytes: int = Field(default=MAX_LINE_BYTES, ge=1)  # a longer line is an error
+    max_line_bytes: int = Field(default=MAX_LINE_BYTES, ge=1, le=2**40)  # a longer line is an error
 
     @field_validator("holdout")
     @classmethod

@@ -15,7 +15,7 @@ import numpy as np
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.costs import count_parameters
-from trifold.errors import DataError
+from trifold.errors import DataError, SettingsError
 from trifold.hub import read_config, resolve
 from trifold.hub.folder import describe_misfit
 from trifold.hub.generation import check_limits
@@ -136,6 +136,7 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
         # The table of tokens of that model may have unused rows.
         size = max(bundle.config.vocab_size, start_config.vocab_size)
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
+    _check_start(bundle.config)
     train = bundle.objective.examples(bundle.train)
     valid = bundle.objective.examples(bundle.valid)
     data = TrainingData(recipe, bundle, train, valid, view.say)
@@ -144,6 +145,17 @@ def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingDat
     if misfit := describe_misfit(data.config, start_folder):
         view.say(misfit)
     return data
+
+
+def _check_start(config: ModelConfig) -> None:
+    """Raises SettingsError if the decoder begins with an id that its table lacks."""
+    size = config.target_vocab_size or config.vocab_size
+    start = config.decoder_start_id
+    if start is not None and size is not None and start >= size:
+        raise SettingsError(
+            f"model.decoder_start_id: {start} is no token; the vocabulary has the ids 0 to "
+            f"{size - 1:,}"
+        )
 
 
 def _report_epoch(data: TrainingData, view: View) -> None:

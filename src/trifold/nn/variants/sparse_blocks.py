@@ -33,7 +33,7 @@ class SparseBlocks(Settings):
     """
 
     size: int = Field(64, gt=0, description="tokens of a block")
-    random: int = Field(3, ge=0, description="random blocks of a block of queries")
+    random: int = Field(3, ge=0, le=10_000, description="random blocks of a block of queries")
     only_in_training: bool = Field(
         False, description="outside of training, the first block counts in place of each random one"
     )
