@@ -134,6 +134,12 @@ def test_a_run_without_its_last_validation_checkpoint_or_model_is_not_finished(
     assert (facts["state"], facts["step"]) == ("stopped", 40)
 
 
+def test_a_seed_of_64_bits_is_listed(make_run, list_runs):
+    make_run("a", changed={"train.seed": 2**64 - 1})
+    found = list_runs()["a"]
+    assert (found["state"], found["changed"]) == ("finished", {"train.seed": 2**64 - 1})
+
+
 def test_a_run_whose_recipe_has_changed_is_not_finished(make_run, list_runs):
     """More steps were requested, and the process was killed while it read the data."""
     folder = make_run("a")

@@ -39,7 +39,7 @@ def run(
         list[str] | None, argument("[DATA]...", "Default: the data of `trifold eval A`.")
     ] = None,
     *,
-    samples: Annotated[int, value("N", "Number of resamples.", min=100)] = 1000,
+    samples: Annotated[int, value("N", "Number of resamples.", min=100, max=10**7)] = 1000,
     seed: Annotated[int, value("N", "Seed of the resamples.", min=0)] = 12345,
     device: Device = None,
     json: Json = False,

@@ -20,8 +20,12 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 def value(metavar: str, help: str, *flags: str, **more: Any) -> Any:
     """The declaration of an option with a value; `more` are arguments of typer.Option."""
+    if metavar == "N":
+        more.setdefault("max", MAX_NUMBER)
     return typer.Option(*flags, metavar=metavar, help=help, **more)
 
+
+MAX_NUMBER = 2**31 - 1  # of options without a limit of their own, as in recipes
 
 Model = Annotated[str, argument("MODEL", "A run, a model folder, or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -61,6 +65,8 @@ def option(kind: Any, help: str, *flags: str, **more: Any) -> Any:
     """The annotation of an option of that type that may be left out; `more` are arguments of
     typer.Option.
     """
+    if kind is int:
+        more.setdefault("max", MAX_NUMBER)
     return Annotated[
         kind | None, typer.Option(*flags, help=help, **{"metavar": METAVARS.get(kind), **more})
     ]

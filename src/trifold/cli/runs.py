@@ -148,7 +148,8 @@ def _read_run(path: Path, facts: RunFacts) -> None:
     facts.score = str(task.get("best_by") or task["of"]["best_by"])
     validated = _read_metrics(path / METRICS, facts)
     with suppress(TrifoldError):  # written with the first session
-        sessions = read_json(path / ENVIRONMENT).get("sessions", [])
+        environment = read_json(path / ENVIRONMENT, largest=2**64)  # seeds have 64 bits
+        sessions = environment.get("sessions", [])
     for session in sessions:
         facts.changed |= session.get("changed", {})
     last = sessions[-1] if sessions else {}

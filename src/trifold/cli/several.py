@@ -12,20 +12,27 @@ from trifold.cli.runs import RECIPE, SUMMARY, RunFacts, describe_run
 from trifold.errors import DataError, UsageError
 from trifold.jsonfiles import json_line
 
+MAX_RUNS = 1_000  # of one command
+MAX_DIGITS = 20  # of a seed below 2^64
+
 
 def changes_by_run(seeds: str | None, folds: int | None) -> dict[str, dict[str, Any]]:
     """The name of each run and the settings that it changes. Raises UsageError for fewer than two
     seeds.
     """
     if seeds is None:
+        if (folds or 0) > MAX_RUNS:
+            raise UsageError(f"--folds {folds}: at most {MAX_RUNS:,} runs are trained; use fewer")
         numbers = range(1, (folds or 0) + 1)
         return {
             f"fold-{n}": {"data.valid": None, "data.holdout": f"fold:{n}/{folds}"} for n in numbers
         }
     chosen = _parse_seeds(seeds)
+    if len(chosen) > MAX_RUNS:
+        raise UsageError(f"--seeds {seeds:.40}: at most {MAX_RUNS:,} runs are trained; use fewer")
     if folds is not None or len(chosen) < 2:
         raise UsageError(
-            f"--seeds {seeds}: give a number of seeds (5) or a list (1,2,3), and no --folds"
+            f"--seeds {seeds:.40}: give a number of seeds (5) or a list (1,2,3), and no --folds"
         )
     return {f"seed-{seed}": {"train.seed": seed} for seed in chosen}
 
@@ -33,11 +40,11 @@ def changes_by_run(seeds: str | None, folds: int | None) -> dict[str, dict[str, 
 def _parse_seeds(text: str) -> Sequence[int]:
     """The seeds of a list, or the first ones for a number; empty for another text."""
     parts = text.split(",")
-    if not all(map(str.isdecimal, parts)):
+    if not all(part.isdecimal() and len(part) <= MAX_DIGITS for part in parts):
         return []
     numbers = list(map(int, parts))
     if len(numbers) == 1:
-        return range(1, 1 + numbers[0])
+        return range(1, 1 + min(numbers[0], MAX_RUNS + 1))
     return sorted({*numbers})
 
 
