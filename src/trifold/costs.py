@@ -22,8 +22,11 @@ dropout are not counted: they cost memory traffic, not products.
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+import torch
+
+from trifold.memory import require_memory
 from trifold.nn import formulas
 from trifold.nn.config import Sinusoids
 from trifold.nn.formulas import FormulaRow, evaluate, feed_forward, norm, total
@@ -347,3 +350,154 @@ def inference_memory(config: ModelConfig, precision: str = "float32") -> Inferen
         cache_per_source_token=size * per_source_token,
         cache_per_target_token=size * cached_elements(config),
     )
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+GROWTH = 1.5  # the space of a cache that grows, in units of its content, on average
+# Elements of a pair for the mask: its distance, whether it is allowed, what is added to its score.
+MASK = 3
+SEARCHED = 12  # bytes of a token of an output: its number, and random numbers
+
+
+class Workload(NamedTuple):
+    """What a model computes at once.
+
+    rows: of `source` and `target` tokens; a model with one stack has only the tokens of that side.
+    past: tokens in the cache that the target reads too. scored: positions of an output whose logits
+    are computed. outputs: those of a row that a search follows, each with a cache for `cached`
+    tokens. is_watched: whether all hook points are recorded. has_gradients: whether what the
+    backward pass needs is kept.
+    """
+
+    rows: int
+    source: int
+    target: int
+    past: int = 0
+    scored: int = 0
+    outputs: int = 1
+    cached: int = 0
+    is_watched: bool = False
+    has_gradients: bool = False
+
+
+class RequestMemory(NamedTuple):
+    """Peak bytes of a request, besides the weights.
+
+    block: the largest block while it runs, beyond what the cache takes later. recorded: what is
+    kept of all blocks.
+    """
+
+    block: int
+    recorded: int
+    logits: int
+    cache: int
+
+    @property
+    def total(self) -> int:
+        """The sum in bytes."""
+        return sum(self)
+
+
+def request_memory(config: ModelConfig, work: Workload, itemsize: int = 4) -> RequestMemory:
+    """The memory of a request in numbers of `itemsize` bytes; logits are float32."""
+    lengths = {"encoder": work.source, "decoder": work.target}
+    blocks: list[int] = []
+    recorded = 0
+    for side, sized in config.stacks.items():
+        memory = 0
+        if side == "decoder" and config.shape == "encoder-decoder":
+            memory = work.source
+        block = lengths[side] * _state_elements(sized, lengths[side], memory)
+        block += memory * config.d_model
+        block += _pair_elements(sized, side, lengths[side], memory, work)
+        blocks.append(work.rows * block)
+        recorded += work.rows * _recorded_elements(sized, lengths[side], memory, work)
+    outputs = work.rows * work.outputs
+    cached = GROWTH * outputs * cached_elements(config, work.cached) if work.cached else 0
+    if work.cached and config.shape == "encoder-decoder":
+        side_of_cache = config.decoder_side
+        keys_values = 2 * side_of_cache.kv_heads * side_of_cache.head_width
+        cached += work.rows * work.source * config.decoder_layers * keys_values
+    # Those of the model; of a trace also their probabilities; of a search also a copy.
+    copies = 1 + work.is_watched + 2 * bool(work.cached)
+    scores = copies * outputs * work.scored * _outputs_of_head(config)
+    # The blocks read all tokens before the cache has a copy for each output.
+    block = max(0, max(blocks) - round(cached * (1 - 1 / work.outputs)))
+    return RequestMemory(
+        block=itemsize * block,
+        recorded=itemsize * recorded,
+        logits=BYTES["float32"] * scores,
+        cache=round(itemsize * cached) + SEARCHED * outputs * work.cached,
+    )
+
+
+def _outputs_of_head(config: ModelConfig) -> int:
+    """The logits of a position."""
+    return config.output_vocab_size if "lm" in config.chosen_heads else config.n_labels
+
+
+def _state_elements(config: ModelConfig, tokens: int, memory: int) -> int:
+    """Elements of the states of a token while a block runs: its input, its output, what the larger
+    of its sub-layers computes, and what the allocator does not return at once.
+    """
+    width, more = part_of(FeedForwardPart, config).saved(config)
+    feed_forward = (3 + config.gated) * width + more * config.d_model // 2  # half is freed before
+    vectors = 4 * config.n_heads * config.head_width + 2 * config.kv_heads * config.head_width
+    streams = part_of(BlockPart, config).streams
+    per_state = (4 + streams) * config.d_model + max(feed_forward, vectors)
+    return per_state * part_of(AttentionPart, config).rows(config, tokens) // max(tokens, 1)
+
+
+def _pair_elements(config: ModelConfig, side: str, tokens: int, memory: int, work: Workload) -> int:
+    """Elements for pairs of queries and keys of a row while a block runs: scores, their offsets and
+    masks.
+    """
+    attention = part_of(AttentionPart, config)
+    keys = tokens + work.past
+    mask = MASK if rules_of(config) else int(side == "decoder" and not memory and work.rows > 1)
+    per_query = []
+    for layer in range(config.n_layers):
+        near = keys_read(config, layer, keys, side)
+        if work.is_watched or 2 * near >= keys:  # otherwise blocks of queries are computed
+            near = keys
+        scores = attention.held_scores(config, near)
+        if work.is_watched:
+            scores = max(scores, config.n_heads * attention.recorded_keys(config, keys))
+        offsets = part_of(ScoresPart, config).held_offsets(config, near, keys)
+        per_query.append(scores + offsets + mask * near)
+    if memory:
+        scores = classical(AttentionPart).held_scores(config, memory)
+        per_query.append(max(scores, config.n_heads * memory * work.is_watched))
+    return tokens * max(per_query)
+
+
+def _recorded_elements(config: ModelConfig, tokens: int, memory: int, work: Workload) -> int:
+    """Elements of a row that hook points or a backward pass keep of all layers."""
+    if not work.is_watched and not work.has_gradients:
+        return 0
+    attention = part_of(AttentionPart, config)
+    width, _ = part_of(FeedForwardPart, config).saved(config)
+    queries = 2 * config.n_heads * config.head_width  # and the weighted sums
+    keys = 2 * config.kv_heads * config.head_width  # and the values
+    streams = part_of(BlockPart, config).streams
+    per_token = config.d_model * (2 + streams) + width + queries + keys
+    per_layer = attention.rows(config, tokens) * per_token
+    pairs = tokens * attention.recorded_keys(config, tokens)
+    if memory:
+        per_layer += tokens * (config.d_model + queries) + memory * keys
+        pairs += tokens * memory
+    if work.is_watched:
+        per_layer += 2 * config.n_heads * pairs
+    copies = work.is_watched + work.has_gradients
+    return copies * (config.n_layers * per_layer + tokens * config.d_model)
+
+
+def check_request(model: Any, work: Workload, what: str, remedy: str) -> None:
+    """Raise NotEnoughMemoryError, naming the request and the remedy, if a model needs more memory
+    for it than is available on its device.
+    """
+    weight: torch.Tensor = next(model.parameters())
+    itemsize = weight.dtype.itemsize if weight.is_floating_point() else BYTES["float32"]
+    need = request_memory(model.config, work, itemsize).total
+    require_memory(need, weight.device, what, remedy)

@@ -106,6 +106,10 @@ class UsageError(TrifoldError):
     exit_code = 2
 
 
+class NotEnoughMemoryError(UsageError):
+    """A request that needs more memory than is available."""
+
+
 def check_utf8(text: str, name: str) -> None:
     """Raise UsageError if the text, which `name` describes, contains bytes or characters that are
     not UTF-8.

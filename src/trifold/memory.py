@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from trifold.errors import UsageError
+from trifold.errors import NotEnoughMemoryError, UsageError
 
 Limit = tuple[int, str]  # available bytes, and the origin of the limit
+UNCHECKED = 2**28  # bytes; less is not compared with the available memory
 
 
 def find_device(name: str = "auto") -> torch.device:
@@ -45,6 +46,21 @@ def available_memory(device: torch.device, processes: int = 1) -> Limit:
     if processes > 1:
         origin = f"{origin}, shared by {processes} ranks"
     return limit // processes, origin
+
+
+def require_memory(need: int, device: torch.device, what: str, remedy: str) -> None:
+    """Raise NotEnoughMemoryError if a request needs more bytes than are available.
+
+    what: the request. remedy: how to need less.
+    """
+    if need <= UNCHECKED:
+        return
+    available, origin = available_memory(device)
+    if need > available:
+        raise NotEnoughMemoryError(
+            f"{what} need {format_size(need)} of memory; {format_size(available)} available "
+            f"({origin}); {remedy}"
+        )
 
 
 def _system_limits() -> Iterator[Limit]:

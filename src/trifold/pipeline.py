@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold import fast
+from trifold.costs import Workload, check_request
 from trifold.data.frames import is_frame, plain_column
 from trifold.data.images import ImageSettings
 from trifold.errors import CheckpointError, DataError, UsageError
@@ -149,6 +150,7 @@ class Pipeline(PredictMixin):
         if head is None:
             raise UsageError("this model has no head with logits; use hidden_states")
         with self._inputs(tokens, attend, decoder_tokens, segments) as (first, second):
+            self._check_memory(first, second)
             return self.model.head_outputs(first, second, heads=[head])[head]
 
     def hidden_states(
@@ -204,6 +206,23 @@ class Pipeline(PredictMixin):
                 self.model, inputs, config, codec=self.target_tokenizer, draft=draft
             )
         return [outputs[0].tokens for outputs in hypotheses]
+
+    def _check_memory(self, first: Inputs, second: Inputs | None) -> None:
+        """Raise NotEnoughMemoryError if the logits of these inputs, and what their gradients need,
+        do not fit into memory.
+        """
+        rows, width = first.tokens.shape
+        if first.pixels is not None:
+            rows = len(first.pixels)
+            width = self.config.n_patches + 1
+        target = width if second is None else second.tokens.shape[1]
+        has_gradients = torch.is_grad_enabled()
+        scored = target if "lm" in self.config.chosen_heads else 1
+        work = Workload(rows, width, target, scored=scored, has_gradients=has_gradients)
+        remedy = "give fewer or shorter rows"
+        if has_gradients:
+            remedy += ", or use torch.no_grad()"
+        check_request(self.model, work, f"logits of {rows:,} rows of {width:,} tokens", remedy)
 
     @contextmanager
     def _inputs(

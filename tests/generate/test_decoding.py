@@ -7,8 +7,9 @@ import pytest
 import torch
 from tests.generate.models import UncachedModel, padded_batch, tiny_model, varied_model
 
+from trifold import memory
 from trifold.errors import DataError, UsageError
-from trifold.generate import GenerationConfig, decoding, generate_tokens
+from trifold.generate import GenerationConfig, generate_tokens
 from trifold.generate.decoding import DecodingState
 from trifold.nn import Inputs, ModelConfig, Transformer
 
@@ -356,8 +357,8 @@ def test_a_search_that_exceeds_the_available_memory_is_rejected(options, named, 
         tiny_model("decoder", positions="rotary", max_positions=2**41),
         padded_batch([[3, 4, 5]]),
     )
-    monkeypatch.setattr(decoding, "UNCHECKED", 10_000)
-    monkeypatch.setattr(decoding, "available_memory", lambda device: (20_000, "here"))
+    monkeypatch.setattr(memory, "UNCHECKED", 10_000)
+    monkeypatch.setattr(memory, "available_memory", lambda device: (20_000, "here"))
     assert generate_tokens(model, inputs, GenerationConfig(max_new_tokens=4))
     with pytest.raises(UsageError, match=rf"^{named}.* need \d.* available \(here\); lower it"):
         generate_tokens(model, inputs, GenerationConfig(**options))

@@ -21,6 +21,7 @@ import torch
 from tests.models import ONE_LAYER
 from tests.predict.test_trace import new_pipeline
 
+from trifold import memory
 from trifold.costs import forward_flops
 from trifold.errors import TrifoldError, UsageError
 from trifold.look import read_attention
@@ -243,6 +244,23 @@ def test_other_pages_are_refused(server, path, headers, expected):
     body = b"{}" if path.startswith("/api") else None
     status, content = send(server, path, body, **headers)
     assert status == expected and b"<script" not in content
+
+
+def test_a_text_that_does_not_fit_into_memory_is_an_error(server, monkeypatch):
+    monkeypatch.setattr(memory, "UNCHECKED", 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: (2**19, "here"))
+
+    def trace(text: str) -> tuple[int, bytes]:
+        body = json.dumps({"text": text, "target": "the"}).encode()
+        return send(server, "/api/trace", body, X_Token="secret")
+
+    status, refused = trace("the quick fox " * 20)
+    assert status == 400
+    message = (
+        "the activations of [0-9]+ and [0-9]+ tokens need [0-9]+ MiB of memory; 0 MiB available "
+    )
+    assert re.match(rf"{message}\(here\); shorten the text$", json.loads(refused)["error"]), refused
+    assert trace("the")[0] == 200
 
 
 BODIES = {b"[]": 400, b"{": 400, b"\xff": 400, b"[" * 100_000: 400, b" " * (1 << 20) + b"{}": 413}

@@ -15,17 +15,15 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from trifold.costs import cached_elements
+from trifold.costs import Workload, check_request
 from trifold.errors import DataError, TrifoldError, UsageError
 from trifold.generate.processors import ABSENT, Context, LogitsProcessor
 from trifold.generate.stopping import StoppingCriteria, output_limit
 from trifold.generation_config import GenerationConfig
-from trifold.memory import available_memory, format_size
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
 from trifold.nn.masks import Mask
 
 CacheKind = Literal["growing", "static", "sliding"]
-UNCHECKED = 2**28  # bytes; smaller searches are not compared with the available memory
 SMALL = 128  # a static cache of at most this many tokens is always allocated at once
 
 StepCallback = Callable[[int, int], None]
@@ -136,10 +134,13 @@ class DecodingState:
         self.limits = _limits(config, model_config, lengths)
         width = 1 if model_config.encoder_layers else inputs.tokens.shape[1]
         capacity = width + int(self.limits.max())
-        self._check_memory = partial(check_memory, model, lengths.device, capacity)
+        self._check_memory = partial(check_memory, model, capacity)
         self._beams_key = "num_beams" if config.penalty_alpha is None else "top_k"
         key = "max_new_tokens" if config.max_length is None else "max_length"
-        self._check_memory(len(lengths), key, getattr(config, key))
+        chunk = min(width, config.prefill_chunk_size or width)
+        source = inputs.tokens.shape[1] if model_config.encoder_layers else 0
+        first = Workload(len(lengths), source, chunk, past=width - chunk)
+        self._check_memory(first, key, getattr(config, key))
         self.memory = model.encode(inputs) if model_config.encoder_layers else None
 
         prompt = inputs
@@ -171,14 +172,14 @@ class DecodingState:
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times within its sentence; the copies share their memory."""
-        self._check_memory(beams * len(self.sentences), self._beams_key, beams)
+        self._check_memory(self._step(beams), self._beams_key, beams)
         self.cache.expand(beams)
         self._select_rows(self._repeat(beams))
         self.logits = self.logits.repeat_interleave(beams, dim=0)
 
     def copy(self, times: int) -> None:
         """Repeat every sentence `times` times and renumber the sentences."""
-        self._check_memory(times * len(self.sentences), "num_return_sequences", times)
+        self._check_memory(self._step(times), "num_return_sequences", times)
         rows = self._repeat(times)
         self.select(rows, rows)
         self.logits = self.logits.repeat_interleave(times, dim=0)
@@ -248,6 +249,10 @@ class DecodingState:
             part = Inputs(prompt.tokens[:, start:end], attend)
             hidden.append(self.decode(part, self.memory, self.cache))
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
+
+    def _step(self, outputs: int) -> Workload:
+        """A step with so many outputs of each sentence, whose source has been read."""
+        return Workload(len(self.sentences), 0, 1, outputs=outputs)
 
     def _repeat(self, times: int) -> Tensor:
         return torch.arange(len(self.sentences), device=self.sentences.device).repeat_interleave(
@@ -336,28 +341,19 @@ def _without_padding(inputs: Inputs) -> Tensor:
     return inputs.tokens.masked_fill(~inputs.attend, ABSENT)
 
 
-def check_memory(
-    model: Model, device: torch.device, tokens: int, rows: int, key: str, value: object
-) -> None:
-    """Raises UsageError, naming the setting, if `rows` rows of at most `tokens` tokens exceed the
-    available memory.
-
-    Counted are keys and values, three vectors of the size of the vocabulary, tokens and random
-    numbers.
+def check_memory(model: Model, tokens: int, work: Workload, key: str, value: object) -> None:
+    """Raises UsageError, naming the setting, if a search for outputs of at most `tokens` tokens,
+    each with its prompt, exceeds the available memory.
     """
-    element = next(model.parameters()).dtype.itemsize if isinstance(model, nn.Module) else 4
-    need = element * cached_elements(model.config, tokens) + 12 * (
-        model.config.output_vocab_size + tokens
-    )
-    need *= rows
-    if need <= UNCHECKED:
+    if not isinstance(model, nn.Module):  # of a test
         return
-    available, origin = available_memory(device)
-    if need > available:
-        needs = f"{rows:,} rows of up to {tokens:,} tokens need {format_size(need)} of memory"
-        raise UsageError(
-            f"{key} {value}: {needs}; {format_size(available)} available ({origin}); lower it"
-        )
+    rows = work.rows * work.outputs
+    what = f"{rows:,} rows of up to {tokens:,} tokens"
+    remedy = "read shorter texts, or fewer at once"
+    if value is not None:
+        what = f"{key} {value}: {what}"
+        remedy = f"lower it, or {remedy}"
+    check_request(model, work._replace(scored=1, cached=tokens), what, remedy)
 
 
 def refuse_nan(scores: Tensor) -> None:

@@ -19,6 +19,7 @@ from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.look.plots import COLORMAP, Figure, new_figure
 from trifold.nn import Inputs, capture
 from trifold.pipeline import Pipeline
+from trifold.predict.trace import check_activations
 from trifold.predict.trace_example import name_queries, read_ids
 from trifold.text import Tokenizer
 
@@ -103,6 +104,7 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
             f"{length:,} tokens, and the model reads at most {limit:,} (max_positions): shorten "
             "the text"
         )
+    check_activations(pipeline.model, len(ids.source), len(ids.given))
     inputs = [
         Inputs(torch.tensor([row], device=pipeline.device))
         for row in (ids.source, ids.given)

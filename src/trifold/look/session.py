@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.errors import UsageError
+from trifold.errors import NotEnoughMemoryError, UsageError
 from trifold.look.attention import HOOKS, split_words
 from trifold.look.walkthrough import walkthrough as walk
 from trifold.nn.hooks import hook_points
@@ -54,13 +54,23 @@ class Session:
         key = json.dumps([name, target, list(edits), gradients])
         with self.lock:
             traced = self._traces.pop(key, None)
-            if traced is None and edits:
-                traced = self.trace(text, target).patched(edits)
-            elif traced is None:
-                traced = run_with(self.pipeline, text, target, gradients=gradients)
+            if traced is None:
+                traced = self._run(text, target, edits, gradients=gradients)
             self._traces[key] = traced  # now the newest, so the last that is removed
             self._remove_oldest()
             return traced
+
+    def _run(self, text: Any, target: Target, edits: Edits, *, gradients: bool) -> Trace:
+        """A new trace, without the traces in the cache if both do not fit into memory."""
+        try:
+            if edits:
+                return self.trace(text, target).patched(edits)
+            return run_with(self.pipeline, text, target, gradients=gradients)
+        except NotEnoughMemoryError:
+            if not self._traces:
+                raise
+        self._traces.clear()
+        return self._run(text, target, edits, gradients=gradients)
 
     def _remove_oldest(self) -> None:
         """Remove the traces that were not used for the longest time, up to MAX_BYTES."""

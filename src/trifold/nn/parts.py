@@ -223,6 +223,12 @@ class ScoresPart(Part):
         """Elements that a cache stores for so many tokens, besides those of attention."""
         return 0
 
+    def held_offsets(self, config: CoreConfig, near: int, keys: int) -> int:
+        """Elements for the offsets of scores that a layer holds at once for each query; near: the
+        keys that it reads, if blocks of queries read few of them.
+        """
+        return 2 * config.n_heads * near * self.has_offsets
+
     def reads_segments(self, config: CoreConfig) -> bool:
         """Whether scores depend on the kinds of segments of tokens."""
         return False
@@ -334,6 +340,18 @@ class AttentionPart(Part):
             return round(config.n_heads * 3 * kept)
         return round(config.n_heads * int(is_packed) * kept)
 
+    def held_scores(self, config: CoreConfig, keys: int) -> int:
+        """Elements of scores that a layer holds at once for each query that reads so many keys, if
+        nothing records them; 0 if a fused kernel computes them.
+        """
+        if config.score_soft_cap is None and not config.attention_sinks:
+            return 0
+        return 2 * config.n_heads * keys
+
+    def recorded_keys(self, config: CoreConfig, keys: int) -> int:
+        """For how many keys of a query of a text of so many its hook points have weights."""
+        return keys
+
     def reach(self, config: CoreConfig, side: str) -> Iterator[str]:
         """See `RulePart.reach`."""
         yield from ()
@@ -357,6 +375,9 @@ class UnscoredPart(AttentionPart):
         if scores.new_stack(config) is not None:
             label = scores.label(config)
             yield Conflict(f"{choice} excludes {label}", defaults(config, scores.key, self.key))
+
+    def held_scores(self, config: CoreConfig, keys: int) -> int:
+        return 0
 
 
 class FeedForwardPart(Part):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trifold.costs import Workload, check_request
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
@@ -140,14 +141,28 @@ class ModelReader:
         results: dict[int, Tensor] = {}
         for batch in batches:
             chosen = batch.tolist()
+            read = inputs(chosen)
+            self._check_memory(read)
             with eval_mode(self.model):
-                outputs = apply(inputs(chosen).to(device))
+                outputs = apply(read.to(device))
             for number, output in zip(chosen, outputs, strict=True):
                 refuse_non_finite(output)
                 results[number] = output.cpu()
             if self.on_done is not None:
                 self.on_done(len(chosen))
         return [results[number] for number in range(len(results))]
+
+    def _check_memory(self, inputs: Inputs) -> None:
+        """Raise NotEnoughMemoryError if a batch does not fit into memory."""
+        rows, width = inputs.tokens.shape
+        if inputs.pixels is not None:
+            rows = len(inputs.pixels)
+            width = self.config.n_patches + 1
+        what = f"{rows:,} inputs of {width:,} tokens"
+        remedy = "shorten the text, or truncate it (max_tokens)"
+        if rows > 1:
+            remedy = "lower batch_tokens"
+        check_request(self.model, Workload(rows, width, width), what, remedy)
 
     def head(self, name: str) -> Apply:
         """The function that returns the output of a head."""

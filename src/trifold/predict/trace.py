@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trifold.costs import Workload, check_request
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.nn import ModelConfig, Transformer
@@ -80,6 +81,8 @@ class Trace(dict[str, Tensor]):
         self.masks = self._mask_positions()
         self._logits: Tensor | None = None
         _check_hook_names(model, hooks)
+        source, target = example.lengths(pipeline.config)
+        check_activations(model, source, target, has_gradients=gradients)
         record = partial(self._record, with_gradients=gradients)
         with torch.set_grad_enabled(gradients), eval_mode(model), hooked(model, record):
             try:
@@ -319,6 +322,20 @@ class Trace(dict[str, Tensor]):
         if target is None and len(self.example.ids) > 1 and self.head == "lm":
             target = self.pipeline.writer.decode([self.labels.tolist()])[0]
         return run_with(self.pipeline, text, target)
+
+
+def check_activations(
+    model: Transformer, source: int, target: int, *, has_gradients: bool = False
+) -> None:
+    """Raise NotEnoughMemoryError if all activations of a text do not fit into memory; source and
+    target: the tokens that the encoder and the decoder read, 0 without one.
+    """
+    scored = 1
+    if traced_head(model.config) == "lm":
+        scored = target or source
+    work = Workload(1, source, target, scored=scored, is_watched=True, has_gradients=has_gradients)
+    tokens = " and ".join(f"{length:,}" for length in (source, target) if length)
+    check_request(model, work, f"the activations of {tokens} tokens", "shorten the text")
 
 
 def run_with(

@@ -68,6 +68,13 @@ class Example:
     inputs: Inputs
     decoder_inputs: Inputs | None = None
 
+    def lengths(self, config: ModelConfig) -> tuple[int, int]:
+        """The tokens of the encoder, or patches, and of the decoder; 0 without one."""
+        source = len(self.ids.get("encoder", ()))
+        if config.n_patches:
+            source = config.n_patches + 1
+        return source, len(self.ids.get("decoder", ()))
+
 
 class TextIds(NamedTuple):
     """The ids of one text: those that the encoder reads, those that the decoder reads, the one that

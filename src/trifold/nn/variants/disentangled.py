@@ -175,6 +175,10 @@ class DisentangledPart(ScoresPart):
         distances = sum(min(2 * each - 1, config.relative_buckets) for each in read)
         return self.terms(config) * distances * config.n_heads * config.head_width
 
+    def held_offsets(self, config: CoreConfig, near: int, keys: int) -> int:
+        """Products with the vectors of distances, at all pairs, and their sums."""
+        return (3 + self.terms(config)) * config.n_heads * keys
+
     def phrase(self, config: CoreConfig) -> str:
         return "disentangled content and position in the scores"
 

@@ -182,6 +182,10 @@ class LatentPart(AttentionPart):
     def cached_per_token(self, config: CoreConfig) -> int:
         return _latent(config).width + _latent(config).d_rotary
 
+    def held_scores(self, config: CoreConfig, keys: int) -> int:
+        """No fused kernel reads values of another width than that of keys."""
+        return 2 * config.n_heads * keys
+
     def phrase(self, config: CoreConfig) -> str:
         return f"keys and values from a latent vector of {_latent(config).width:,}"
 

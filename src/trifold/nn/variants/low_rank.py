@@ -66,6 +66,9 @@ class LowRankPart(UnscoredPart):
         heads = config.kv_heads + config.n_heads
         return config.n_layers * 2 * config.rank * config.head_width * heads
 
+    def recorded_keys(self, config: CoreConfig, keys: int) -> int:
+        return config.rank
+
     def phrase(self, config: CoreConfig) -> str:
         return "attention to mixtures of keys"
 

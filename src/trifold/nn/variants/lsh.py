@@ -327,6 +327,10 @@ class LSHPart(UnscoredPart):
         copies = round(3 * merged * kept / settings_of(config).chunk)
         return round(config.n_heads * 3 * kept) + copies
 
+    def held_scores(self, config: CoreConfig, keys: int) -> int:
+        read = self.keys_read(config, 0, keys, keys, "decoder")
+        return self.saved_weights(config, min(read, keys), is_packed=False)
+
     def phrase(self, config: CoreConfig) -> str:
         return "attention to keys of similar hashes"
 

@@ -156,6 +156,10 @@ class RelativeSinusoidsPart(ScoresPart):
         distances = sum(min(2 * each - 1, 2 * farthest + 1) for each in read)
         return distances * config.n_heads * config.head_width
 
+    def held_offsets(self, config: CoreConfig, near: int, keys: int) -> int:
+        """Products with the vectors of all distances, shifted, and of segments."""
+        return (4 + 2 * config.segment_offsets) * config.n_heads * keys
+
     def phrase(self, config: CoreConfig) -> str:
         return "relative sinusoidal positions in the scores"
 
