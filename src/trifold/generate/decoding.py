@@ -141,6 +141,9 @@ class DecodingState:
         source = inputs.tokens.shape[1] if model_config.encoder_layers else 0
         first = Workload(len(lengths), source, chunk, past=width - chunk)
         self._check_memory(first, key, getattr(config, key))
+        candidates = config.num_beams if config.penalty_alpha is None else config.top_k or 1
+        if candidates > 1:  # as `expand` does later, which may take less
+            self._check_memory(self._step(candidates), self._beams_key, candidates)
         self.memory = model.encode(inputs) if model_config.encoder_layers else None
 
         prompt = inputs
@@ -349,8 +352,10 @@ def check_memory(model: Model, tokens: int, work: Workload, key: str, value: obj
         return
     rows = work.rows * work.outputs
     what = f"{rows:,} rows of up to {tokens:,} tokens"
-    remedy = "read shorter texts, or fewer at once"
-    if value is not None:
+    remedy = "read shorter or fewer texts"
+    if work.source > tokens:
+        what = f"{rows:,} sources of {work.source:,} tokens"
+    elif value is not None:
         what = f"{key} {value}: {what}"
         remedy = f"lower it, or {remedy}"
     check_request(model, work._replace(scored=1, cached=tokens), what, remedy)
