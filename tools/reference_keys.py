@@ -1,4 +1,4 @@
-"""Which keys of config.json and generation_config.json the reference reads.
+"""Which keys of config.json, generation_config.json and adapter_config.json the reference reads.
 
     python tools/reference_keys.py            rewrite src/trifold/hub/reference_keys.json
     python tools/reference_keys.py --check    compare it with the installed version
@@ -13,6 +13,8 @@ read, and it is found in two ways, whose union it holds:
 - The source is searched for what reads a configuration: `config.key`, `getattr(config, "key")`,
   `kwargs.pop("key")` and the fields of classes. Searched are the modules of the family, those of
   the base classes of its models and configurations, and those that the recorded reads come from.
+
+Of adapter_config.json, it has the fields of the class of peft.
 
 A key has the values with which it does nothing, as far as the source gives them: the default of its
 field, or that of `getattr`, `get` and `pop`.
@@ -33,6 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedConfig
@@ -330,9 +333,11 @@ def build() -> dict[str, Any]:
     shared |= {key: [] for key in generation if key not in shared}
     return {
         "transformers": transformers.__version__,
+        "peft": peft.__version__,
         "shared": dict(sorted(shared.items())),
         "generation": generation,
         "rope": sorted(rope),
+        "adapter": sorted(field.name for field in dataclasses.fields(peft.LoraConfig)),
         "families": {
             # A read that was recorded has no value, and may be one of a shared module.
             model_type: {

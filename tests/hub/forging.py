@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,7 +212,9 @@ class Watch:
             self.seen.append(f"{event} {arguments!r:.200}")
         elif event == "open" and isinstance(arguments[0], (str, bytes)):
             place = os.path.realpath(os.fsdecode(arguments[0]))
-            if not place.startswith((str(self.folder.resolve()), *self.own)):
+            # A temporary file without a name opens its folder.
+            unnamed = place == os.path.realpath(tempfile.gettempdir())
+            if not unnamed and not place.startswith((str(self.folder.resolve()), *self.own)):
                 self.seen.append(f"open {place}")
 
 

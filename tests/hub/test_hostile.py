@@ -240,7 +240,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     "chat_template.jinja: a walk through functions": (b"{{ cycler.__init__.__globals__.os.system('true') }}", "Error"),
     "chat_template.jinja: a file": (b"{% include '/etc/passwd' %}", "cannot be used"),
     "chat_template.jinja: a huge text": (b"{{ 'a' * 10**10 }}", "10,000,000,000 entries"),
-    "chat_template.jinja: a huge output": (b"{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}", "entries"),
+    "chat_template.jinja: a huge output": (b"{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}", "entries|writes more"),
     "chat_template.jinja: a huge number": (b"{{ 10 ** 10 ** 8 }}", "a power that is too large"),
     "chat_template.jinja: itself": (b"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
     "chat_template.jinja: not UTF-8": (b"\xff", "byte 0 is not UTF-8"),

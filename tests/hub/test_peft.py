@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -435,7 +436,10 @@ def adapter(tmp_path_factory):
         ({"target_modules": "(.*)*_proj("}, r"the pattern '\(\.\*\)\*_proj\(' cannot be matched"),
         ({"target_modules": r"((\w|\.)+)+!"}, "cannot be matched: it ran for more than"),
         ({"trainable_token_indices": 3}, "adapter_config.json: trainable_token_indices"),
-        ({"target_parameters": ["a.b"]}, "adapter_config.json: target_parameters: unknown key"),
+        (
+            {"target_parameters": ["a.b"]},
+            r"adapter_config.json: target_parameters: \['a.b'\] is not supported, and peft",
+        ),
         ({"base_model_name_or_path": "a/b", "revision": "../../x"}, "not the name of a revision"),
         ({"base_model_name_or_path": "../no/../folder"}, "no such folder"),
         ({"base_model_name_or_path": None}, "adapter_config.json: base_model_name_or_path: "),
@@ -452,6 +456,20 @@ def test_invalid_settings_of_an_adapter_are_errors(adapter, tmp_path, keys, mess
     (tmp_path / "adapter_config.json").write_text(json.dumps(content), "utf-8")
     with pytest.raises(CheckpointError, match=message):
         load_model(tmp_path)
+
+
+def test_keys_of_an_adapter_that_peft_does_not_read_are_ignored(adapter, tmp_path, capsys):
+    shutil.copytree(adapter, tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    more = {"unsloth_fixed": True, "alora_config": {"a": 1}, "peft_version": "99.0"}
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | more), "utf-8")
+    capsys.readouterr()
+    load_model(tmp_path / "adapter")
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.startswith(f"warning: {file}: ignored keys, which peft ")
+    assert printed.endswith(
+        "the file is of version 99.0, which may read them: unsloth_fixed, alora_config"
+    )
 
 
 def without_b(tensors):

@@ -149,7 +149,7 @@ def read_generation(
     with naming(place):
         unknown.check()
     missing = [key for key in SHARED if key not in theirs]
-    warn_of_ignored(place, unknown.ignored, missing, theirs.get("transformers_version"))
+    warn_of_ignored(place, unknown, missing, theirs.get("transformers_version"))
     ours = {key: given[key] for key in SHARED if key in given and _has_effect(key, given[key])}
     for length, new in LENGTHS.items():
         if new in theirs:  # takes precedence, as in `transformers`, even if it is null

@@ -38,9 +38,9 @@ def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelC
     with naming(place):
         config = family.read(values)
     if place.is_file():  # an adapter has the content of that of its base, which was read before
-        ignored = family.unknown_keys(values).ignored
+        unknown = family.unknown_keys(values)
         missing = family.missing_keys(values)
-        warn_of_ignored(place, ignored, missing, values.get("transformers_version"))
+        warn_of_ignored(place, unknown, missing, values.get("transformers_version"))
     return family, config
 
 

@@ -12,6 +12,7 @@ from trifold.errors import CheckpointError
 from trifold.hub.files import naming
 from trifold.hub.name_handler import answer
 from trifold.hub.names import ADAPTER, resolve
+from trifold.hub.unknown_keys import UnknownKeys, reference_keys, warn_of_ignored
 from trifold.jsonfiles import read_json
 from trifold.nn.lora import LoRASettings
 from trifold.sandbox import Sandbox, SandboxError
@@ -21,7 +22,7 @@ TENSORS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # Not config.json, with which transformers takes the folder for that of a whole model.
 WHOLE = "model_config.json"
-# Keys without effect on a trained adapter. Others that are not known must be empty.
+# Keys without effect on a trained adapter.
 IGNORED = "auto_mapping megatron_core peft_version qalora_group_size".split()
 # Initializations that leave the base as it is.
 INITIALIZATIONS = Literal["gaussian", "eva", "orthogonal", "mica"]
@@ -122,13 +123,18 @@ class AdapterConfig(Settings):
 
 def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
     """The settings of an adapter, and the folder of its base. Raises CheckpointError."""
-    given: dict[str, Any] = {}
-    for key, value in read_json(folder / ADAPTER).items():
-        has_effect = bool(value) and key not in IGNORED
-        if key in AdapterConfig.model_fields or has_effect:
-            given[key] = value
-    with naming(folder / ADAPTER):
-        keys = AdapterConfig.parse(given)
+    place = folder / ADAPTER
+    values = read_json(place)
+    known = AdapterConfig.model_fields
+    unknown = UnknownKeys("peft")
+    for key, value in values.items():
+        if value and key not in known and key not in IGNORED:
+            unknown.add(key, value, [] if key in reference_keys().adapter else None)
+    with naming(place):
+        unknown.check()
+        keys = AdapterConfig.parse({key: value for key, value in values.items() if key in known})
+    missing = known.keys() - values.keys()
+    warn_of_ignored(place, unknown, missing, values.get("peft_version"))
     base = resolve(keys.base_model_name_or_path, revision=keys.revision)
     if (base / ADAPTER).is_file():
         raise CheckpointError(

@@ -26,14 +26,17 @@ class ReferenceKeys(NamedTuple):
     as they are known.
 
     shared: of every family. families: further ones by `model_type`. generation: of
-    generation_config.json. rope: of the groups of rotary positions.
+    generation_config.json. rope: of the groups of rotary positions. adapter: of
+    adapter_config.json, which another library reads. version, adapter_version: of the libraries.
     """
 
     version: str
+    adapter_version: str
     shared: dict[str, list[Any]]
     families: dict[str, dict[str, list[Any]]]
     generation: dict[str, list[Any]]
     rope: frozenset[str]
+    adapter: frozenset[str]
 
 
 @cache
@@ -42,19 +45,22 @@ def reference_keys() -> ReferenceKeys:
     table = json.loads(Path(__file__).with_name("reference_keys.json").read_text("utf-8"))
     return ReferenceKeys(
         table["transformers"],
+        table["peft"],
         table["shared"],
         table["families"],
         table["generation"],
         frozenset(table["rope"]),
+        frozenset(table["adapter"]),
     )
 
 
 class UnknownKeys:
     """The keys of a group that our table lacks, sorted: `ignored` ones, and `refused` ones with the
-    line of an error for each. Names are dotted.
+    line of an error for each. Names are dotted. library: what reads the file, and its version.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: str = "transformers") -> None:
+        self.library = library
         self.ignored: list[str] = []
         self.refused: list[str] = []
 
@@ -73,10 +79,10 @@ class UnknownKeys:
         elif harmless is None:
             self.ignored.append(f"{at}{key}")
         elif not any(type(value) is type(one) and value == one for one in harmless):
-            version = reference_keys().version
             self.refused.append(
-                f"{at}{key}: {value!r:.60} is not supported, and transformers {version} reads this "
-                "key; use a model without it, or remove it if the weights were made without it"
+                f"{at}{key}: {value!r:.60} is not supported, and {self.library} "
+                f"{_version(self.library)} reads this key; use a model without it, or remove it if "
+                "the weights were made without it"
             )
 
     def add_rope(self, group: object, known: Collection[str], at: str) -> None:
@@ -105,16 +111,20 @@ def model_keys(model_type: str) -> Mapping[str, list[Any]]:
 
 
 def warn_of_ignored(
-    place: Path | str, ignored: Collection[str], known: Iterable[str], written_by: object
+    place: Path | str,
+    unknown: UnknownKeys,
+    known: Iterable[str],
+    written_by: object,
 ) -> None:
     """Print one line that lists ignored keys, once for each file.
 
     known: keys of ours that are not in the file; one that is similar is suggested. written_by: the
-    version of the reference that wrote the file.
+    version of the library that wrote the file.
     """
+    ignored = unknown.ignored
     if not ignored:
         return
-    version = reference_keys().version
+    version = _version(unknown.library)
     candidates = [*known]
     listed = [f"{key:.60}{_suggestion(key, candidates)}" for key in [*ignored][:MAX_LISTED]]
     if len(ignored) > MAX_LISTED:
@@ -122,13 +132,19 @@ def warn_of_ignored(
     names = ", ".join(listed)
     if is_newer(written_by, version):
         reason = (
-            f"which transformers {version} does not read; the file is of version "
+            f"which {unknown.library} {version} does not read; the file is of version "
             f"{written_by!s:.20}, which may read them"
         )
     else:
-        reason = f"which transformers {version} does not read either"
+        reason = f"which {unknown.library} {version} does not read either"
     plural = "s" if len(ignored) > 1 else ""
     _warn_once(f"{place}: ignored key{plural}, {reason}: {names}")
+
+
+def _version(library: str) -> str:
+    """The version of a library whose reads are known."""
+    table = reference_keys()
+    return {"transformers": table.version, "peft": table.adapter_version}[library]
 
 
 def _suggestion(key: str, known: Iterable[str]) -> str:
