@@ -4,6 +4,7 @@ only its own page.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
@@ -287,6 +288,22 @@ def test_a_client_that_leaves_prints_nothing(server, capfd):
         client.recv(100)
     assert send(server, "/api/model", b"{}", X_Token="secret")[0] == 200
     assert capfd.readouterr().err == ""
+
+
+def test_a_request_without_its_end_is_no_error_of_the_application(pipeline):
+    pytest.importorskip("starlette")
+    from trifold.look.server import create_app
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def ignore(message: dict[str, object]) -> None:
+        pass
+
+    headers = [(b"host", b"localhost:7"), (b"x-token", b"secret")]
+    request = {"type": "http", "method": "POST", "path": "/api/model", "headers": headers}
+    app = create_app([Session(pipeline)], {}, 7, "secret")
+    asyncio.run(app({**request, "query_string": b""}, receive, ignore))
 
 
 WRONG = {
