@@ -30,10 +30,16 @@ def lengthen(file: Path) -> None:
     file.write_text(file.read_text("utf-8").replace("is", "is very " * 200), encoding="utf-8")
 
 
+def replace_by_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
 # What happens to b.tsv -> the error, and that with --data-changed.
 CHANGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "deleted": (Path.unlink, MISSING, MISSING),
     "renamed": (lambda file: file.rename(file.with_name("c.tsv")), MISSING, MISSING),
+    "a folder": (replace_by_folder, MISSING, KEPT),
     "emptied": (lambda file: file.write_bytes(b""), CHANGED, "b.tsv: the file is empty"),
     "longer": (lengthen, CHANGED, KEPT),
 }
@@ -62,7 +68,7 @@ def test_a_changed_file_is_named_and_not_a_default_that_follows_from_it(
     apply(tmp_path / "b.tsv")
     for options, message in zip(([], ["--data-changed"]), messages, strict=True):
         result = run_command("train", "my.yaml", "--out", "run", "--resume", "auto", *options)
-        assert result.code != 0 and message in result.err
+        assert result.code != 0 and message in result.err and "a.tsv" not in result.err
         assert result.err.splitlines()[-1].startswith("error: ")
 
 

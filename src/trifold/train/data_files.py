@@ -196,6 +196,8 @@ def _changes_of_group(
         for name, digest in old_files.items()
         if name not in files and digest.sha256 not in new_contents
     ]
+    # One file that cannot be found keeps the others of its source from being listed.
+    missing = [name for name in missing if not expand_path(name).is_file()] or missing
     yield from (f"{name}: the content has changed since the run began" for name in changed)
     yield from (f"{name}: part of the run when it began, and now missing" for name in missing)
     if not changed and not missing:
