@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trifold.errors import CheckpointError
+from trifold.folders import named
 from trifold.jsonfiles import json_line, read_json
 
 
@@ -52,13 +53,13 @@ def test_hostile_json_is_rejected_with_its_file(case: str, tmp_path: Path) -> No
     path = tmp_path / "config.json"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=expected) as caught:
-        read_json(path)
+        read_json(named(path))
     assert str(path) in str(caught.value)
 
 
 def test_escaped_characters_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b'{"a": "\\u00e9 \\ud83d\\ude00 \\\\ud800"}')
-    assert read_json(tmp_path / "config.json") == {"a": "é 😀 \\ud800"}
+    assert read_json(named(tmp_path / "config.json")) == {"a": "é 😀 \\ud800"}
 
 
 def test_a_too_large_file_is_not_read(tmp_path: Path) -> None:
@@ -66,9 +67,9 @@ def test_a_too_large_file_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(11 * 2**20)
     with pytest.raises(CheckpointError, match="too large"):
-        read_json(path)
+        read_json(named(path))
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file"):
-        read_json(tmp_path / "config.json")
+        read_json(named(tmp_path / "config.json"))

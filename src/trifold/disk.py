@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from trifold.errors import UsageError
+from trifold.folders import UntrustedPath, open_found
 
 Bytes: TypeAlias = bytes | memoryview
 
@@ -64,9 +65,11 @@ def replace_bytes(path: Path, content: bytes) -> None:
     flush_folder(path.parent)
 
 
-def sha256_of_file(path: Path) -> str:
-    """SHA-256 (hexadecimal) of a file. Raises OSError."""
-    with path.open("rb") as file:
+def sha256_of_file(path: Path | UntrustedPath) -> str:
+    """SHA-256 (hexadecimal) of a file. Raises OSError, and CheckpointError for what `open_found`
+    refuses.
+    """
+    with open_found(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

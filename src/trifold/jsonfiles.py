@@ -1,5 +1,5 @@
-"""Read untrusted JSON and text files: bounded in size, without duplicate keys or numbers that other
-readers round.
+"""Read untrusted JSON files: bounded in size, without duplicate keys or numbers that other readers
+round.
 
 `json_line` writes JSON that every reader accepts.
 """
@@ -11,10 +11,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from trifold.errors import UNPRINTABLE, CheckpointError
+from trifold.folders import UntrustedPath, decode, open_file, read_bytes
 
 MAX_JSON = 10 * 2**20  # bytes; the largest config or index in use is below 1 MB
 MAX_LINE = 2**20  # bytes of a line of metrics; a batch of many events has some kilobytes
@@ -33,12 +33,13 @@ def json_line(value: Any, *, ensure_ascii: bool = False) -> str:
     return UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
-def iter_metrics(file: Path) -> Iterator[dict[str, Any]]:
+def iter_metrics(file: UntrustedPath) -> Iterator[dict[str, Any]]:
     """The lines of a metrics.jsonl, if it exists, without a last one that is being written.
 
-    Raises CheckpointError, with the number of the line, for one that training does not write.
+    Raises CheckpointError, with the number of the line, for one that training does not write,
+    and for what `open_file` refuses.
     """
-    with suppress(FileNotFoundError), file.open("rb") as lines:
+    with suppress(FileNotFoundError), open_file(file) as lines:
         number = 0
         while line := lines.readline(MAX_LINE):
             number += 1
@@ -95,69 +96,24 @@ def lone_surrogate(text: str) -> str | None:
     return f"{code}, an unpaired surrogate; remove it, or write the whole character"
 
 
-def read_json(path: Path, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
+def read_json(path: UntrustedPath, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
     """The object in a JSON file of at most MAX_JSON bytes.
 
-    Raises CheckpointError if the file is missing, too large, not UTF-8 or not JSON, if a key occurs
-    twice in an object, or if a number is not finite or beyond `largest`.
+    Raises CheckpointError if the file is missing, too large, not a regular file, a link out of the
+    folder that the user named, not UTF-8 or not JSON, if a key occurs twice in an object, or if a
+    number is not finite or beyond `largest`.
     """
     return parse_json(read_bytes(path, MAX_JSON), str(path), largest=largest)
 
 
-def read_json_or_none(path: Path) -> Any:
-    """The content of a JSON file that this program has written; None if it is missing or
-    damaged.
+def read_json_or_none(path: UntrustedPath) -> Any:
+    """The content of a JSON file that this program has written; None if it is missing or damaged.
+
+    Raises CheckpointError for what `open_file` refuses: another program has put it there.
     """
-    with suppress(OSError, ValueError):
-        return json.loads(path.read_text("utf-8"))
+    with suppress(OSError, ValueError), open_file(path) as file:
+        return json.loads(file.read().decode("utf-8"))
     return None
-
-
-def read_text(path: Path, limit: int) -> str:
-    """The content of a UTF-8 file of at most `limit` bytes. Raises CheckpointError like
-    `read_bytes`.
-    """
-    return _decode(read_bytes(path, limit), str(path))
-
-
-def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a file. Raises CheckpointError if it is missing, over the limit, or a link out
-    of its folder.
-    """
-    check_inside(path)
-    try:
-        if not path.is_file() and path.exists():
-            raise CheckpointError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            size = path.stat().st_size
-            raise CheckpointError(
-                f"{path}: {size:,} bytes is too large; at most {limit:,} are read"
-            )
-        return content
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file; is this the folder of a model?") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def check_inside(path: Path) -> None:
-    """Raise CheckpointError for a link that leads out of its folder: it could expose any file of
-    this machine.
-
-    Files in the hub cache are links from `snapshots` to `blobs`, which is allowed.
-    """
-    if not path.is_symlink():
-        return
-    folder = path.parent.resolve()
-    caches = [up.parent / "blobs" for up in (folder, *folder.parents) if up.name == "snapshots"]
-    try:
-        target = path.resolve(strict=True)
-    except (OSError, RuntimeError):  # some versions of Python raise the latter for a circular link
-        raise CheckpointError(f"{path}: a link that leads nowhere; copy the file itself") from None
-    if not any(target.is_relative_to(allowed) for allowed in (folder, *caches)):
-        raise CheckpointError(f"{path}: a link that leads out of its folder; copy the file itself")
 
 
 def parse_json(content: bytes, place: str, *, largest: int = MAX_INTEGER) -> dict[str, Any]:
@@ -172,7 +128,7 @@ def parse_json(content: bytes, place: str, *, largest: int = MAX_INTEGER) -> dic
 
     try:
         value = json.loads(
-            _decode(content, place),
+            decode(content, place),
             object_pairs_hook=_unique_keys,
             parse_constant=_parse_finite,
             parse_float=_parse_finite,
@@ -198,15 +154,6 @@ def parse_json(content: bytes, place: str, *, largest: int = MAX_INTEGER) -> dic
             f"{place}: holds a {type(value).__name__}, not an object of keys and values"
         )
     return value
-
-
-def _decode(content: bytes, place: str) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            f"{place}: byte {error.start} is not UTF-8; copy the file again"
-        ) from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -586,7 +586,7 @@ def load(
     else:
         reader, writer = read_fitting_tokenizers(tokenizer, model.config, name)
     file_of_settings = folder / "generation_config.json"
-    if not file_of_settings.is_file():
+    if not file_of_settings.exists():
         file_of_settings = folder / "config.json"
     with naming(file_of_settings):
         return Pipeline(

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
@@ -23,6 +22,7 @@ from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
 from trifold.data.frames import name_frames
 from trifold.errors import SettingsError, UsageError, wrapped
+from trifold.folders import AnyPath, UntrustedPath, named, open_named
 from trifold.generation_config import GenerationConfig, resolve
 from trifold.hub.names import no_run_error
 from trifold.nn import load_part
@@ -457,7 +457,7 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
 
 
 def load_recipe(
-    name: str | Path,
+    name: AnyPath,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     imports_parts: bool = False,
@@ -470,8 +470,9 @@ def load_recipe(
     of a run folder, which may come from others. Raises SettingsError or UsageError.
     """
     values, default_name, is_included = _read(name)
-    is_of_a_run = (Path(name).parent / "environment.json").exists()
-    if imports_parts and Path(name).is_file() and not is_of_a_run:
+    path = named(name).path
+    is_of_a_run = (path.parent / "environment.json").exists()
+    if imports_parts and path.is_file() and not is_of_a_run:
         _import_parts(values)
     # What the user has set: the file and the overrides. The values of an included recipe are
     # defaults, as those of a preset.
@@ -548,34 +549,39 @@ def _settle_generation(values: dict[str, Any], chosen: Mapping[str, Any]) -> Ite
             yield f"generate: {' and '.join(chosen)} excludes {names}; the default gives way"
 
 
-def is_run(name: str | Path) -> bool:
+def is_run(name: AnyPath) -> bool:
     """Whether this is a run folder, and not the name of an included recipe."""
-    return (Path(name) / "recipe.yaml").is_file() and not (INCLUDED / f"{name}.yaml").is_file()
+    return (named(name) / "recipe.yaml").exists() and not (INCLUDED / f"{name}.yaml").is_file()
 
 
-def _read(name: str | Path) -> tuple[dict[str, Any], str, bool]:
+def _read(name: AnyPath) -> tuple[dict[str, Any], str, bool]:
     """The values of a recipe, its default name, and whether it is an included one."""
-    path = Path(name)
+    path = named(name)
     if is_run(name):
         path = path / "recipe.yaml"
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+    if path.suffix in (".yaml", ".yml") or path.path.is_file():
         return _read_file(path), path.stem, False
     included = INCLUDED / f"{name}.yaml"
     if not included.is_file():
         if path.name != str(name):
-            raise no_run_error(path)
+            raise no_run_error(path.path)
         near = nearest(path.name, list(recipe_names()))
         raise UsageError(f"unknown recipe {path.name!r}{near}; list them with `trifold recipes`")
     return parse(included.read_text("utf-8"), str(name)), str(name), True
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    """The values of a recipe file. Raises SettingsError, or UsageError if it cannot be read."""
+def _read_file(path: UntrustedPath) -> dict[str, Any]:
+    """The values of a recipe file, which may be a named pipe if the user named it. Raises
+    SettingsError, UsageError if it cannot be read, and CheckpointError for a link that leads out of
+    the folder of a run.
+    """
     try:
-        size = path.stat().st_size
+        with open_named(path) as file:
+            content = file.read(4 * MAX_CHARACTERS + 1)
+            size = max(len(content), os.fstat(file.fileno()).st_size)
         if size > 4 * MAX_CHARACTERS:
             raise SettingsError(f"{path}: {size:,} bytes is too large; is this a recipe?")
-        return parse(path.read_text("utf-8"), str(path))
+        return parse(content.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise SettingsError(
             f"{path}: byte {error.start + 1} is not valid UTF-8; save the file as UTF-8"

@@ -193,8 +193,8 @@ def test_a_folder_that_cannot_be_created_is_an_error(make_model: Make, tmp_path:
 
 def test_resolve_finds_the_model_of_a_run(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "run" / "model", make_model())
-    assert resolve(str(tmp_path / "run")) == tmp_path / "run" / "model"
-    assert resolve(str(tmp_path / "run" / "model")) == tmp_path / "run" / "model"
+    assert resolve(str(tmp_path / "run")).path == tmp_path / "run" / "model"
+    assert resolve(str(tmp_path / "run" / "model")).path == tmp_path / "run" / "model"
 
 
 @pytest.mark.parametrize(

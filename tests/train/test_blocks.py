@@ -17,6 +17,7 @@ from torch import Tensor
 from trifold import fast
 from trifold.batches import split_batch
 from trifold.errors import SettingsError
+from trifold.folders import named
 from trifold.jsonfiles import read_json
 from trifold.nn import Inputs, Transformer
 from trifold.nn.packing import Packing
@@ -300,7 +301,7 @@ def test_compiled_blocks_have_the_gradient_of_plain_blocks_and_repeat_their_drop
 @pytest.mark.slow
 def test_resumed_compiled_run_equals_an_uninterrupted_one(assert_resumable, tmp_path):
     assert_resumable([5], train__compile="blocks", **DECODER)
-    assert read_json(tmp_path / "run" / "environment.json")["compiled"] is True
+    assert read_json(named(tmp_path / "run" / "environment.json"))["compiled"] is True
 
 
 @requires_compiler
@@ -344,7 +345,7 @@ def test_run_without_a_compiler_trains_uncompiled_and_reports_it(run, recorder, 
         compile_obstacle.cache_clear()
     assert outcome.steps == 2
     assert any("blocks not compiled (no compiler), " in line for line in recorder.lines)
-    assert read_json(outcome.folder / "environment.json")["compiled"] is False
+    assert read_json(named(outcome.folder / "environment.json"))["compiled"] is False
 
 
 def test_combinations_that_cannot_be_compiled_are_rejected_before_training():

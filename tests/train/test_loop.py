@@ -18,6 +18,7 @@ from tests.train.runs import (
 
 import trifold
 from trifold.errors import CheckpointError, UsageError
+from trifold.folders import named
 from trifold.jsonfiles import read_json
 from trifold.train import View, checkpoint, train
 from trifold.train.trainer import Trainer
@@ -211,7 +212,7 @@ def test_damaged_checkpoint_is_replaced_by_an_earlier_one_with_a_warning(run, tm
     (warning,) = (line for line in recorder.lines if line.startswith("warning:"))
     assert "step-00000012/weights.safetensors: damaged" in warning
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
-    sessions = read_json(tmp_path / "run" / "environment.json")["sessions"]
+    sessions = read_json(named(tmp_path / "run" / "environment.json"))["sessions"]
     assert [session["from_step"] for session in sessions] == [0, 9]
     assert "weights.safetensors" in sessions[1]["rejected"][0]
 

@@ -12,6 +12,7 @@ from tests.train.runs import events_of, lines_of, values_of
 
 from trifold import disk
 from trifold.errors import TrifoldError
+from trifold.folders import named
 from trifold.jsonfiles import read_json
 from trifold.objectives.translate import Translate
 from trifold.train import checkpoint, recovery
@@ -92,7 +93,9 @@ def test_non_finite_updates_can_be_skipped_and_their_batches_are_saved(run, set_
     assert event["what"] == "non-finite" and event["loss"] == "nan"
     saved = load_file(outcome.folder / event["batch"])
     assert saved["0.labels"].dtype is torch.int64 and "0.inputs.tokens" in saved
-    assert read_json(outcome.folder / "rejected" / "step-00000003.json")["batches"] == [[0, 2]]
+    assert read_json(named(outcome.folder / "rejected" / "step-00000003.json"))["batches"] == [
+        [0, 2]
+    ]
     for path in checkpoint.list_checkpoints(outcome.folder / "checkpoints"):
         assert all(bool(value.isfinite().all()) for value in checkpoint.load(path).weights.values())
     assert checkpoint.load(path).progress["rejected"] == 2

@@ -12,6 +12,7 @@ from tests.train.runs import TINY, InterruptingView, assert_equal_runs
 import trifold
 from trifold import disk
 from trifold.errors import CheckpointError, DataError, SettingsError, TrifoldError, UsageError
+from trifold.folders import named
 from trifold.jsonfiles import read_json
 from trifold.recipe import load_recipe
 from trifold.train import checkpoint, train
@@ -39,7 +40,7 @@ def test_recipe_in_the_folder_is_complete(run):
 
 
 def test_environment_describes_machine_versions_and_sessions(run):
-    found = read_json(run().folder / "environment.json")
+    found = read_json(named(run().folder / "environment.json"))
     (session,) = found.pop("sessions")
     assert (session["from_step"], session["rejected"]) == (0, [])
     assert found == environment(Machine(torch.device("cpu"), torch.float32, workers=1))

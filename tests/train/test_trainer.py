@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from trifold.errors import CheckpointError, SettingsError
 from trifold.fast.int8_training import int8_training_obstacle
+from trifold.folders import named
 from trifold.jsonfiles import read_json
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.data import load_data
@@ -238,7 +239,7 @@ def matmuls(monkeypatch) -> list[tuple[int, ...]]:
 
 
 def read_precision(folder):
-    return read_json(folder / "environment.json")["precision"]
+    return read_json(named(folder / "environment.json"))["precision"]
 
 
 @pytest.mark.slow

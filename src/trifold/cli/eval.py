@@ -32,6 +32,7 @@ from trifold.cli.options import (
 )
 from trifold.cli.terminal import check_not_read, open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8, plural
+from trifold.folders import named
 
 if TYPE_CHECKING:
     from trifold.batches import BatchSettings
@@ -210,9 +211,9 @@ def find_recipe(model: str) -> Recipe | None:
     """The recipe of the run that the model belongs to, or None."""
     from trifold.recipe import load_recipe
 
-    folder = Path(model).expanduser()
+    folder = named(Path(model).expanduser())
     for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml"):
-        if folder.is_dir() and file.is_file():
+        if folder.is_folder() and file.exists():
             return load_recipe(file)
     return None
 
@@ -428,7 +429,7 @@ def _open_task(
 
     settings, data = _select_data(request, recipe)
     folder = resolve(request.tokenizer or request.model)
-    if settings.data_kind != "images" and not (folder / TOKENIZER_FILE).is_file():
+    if settings.data_kind != "images" and not (folder / TOKENIZER_FILE).exists():
         raise CheckpointError(
             f"{folder / TOKENIZER_FILE}: the tokenizer of the model is missing; name the folder "
             "of one with --tokenizer"

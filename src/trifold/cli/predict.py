@@ -314,7 +314,7 @@ def _digests(table: str, model: str, out: Path) -> Any:
     files: list[Any] = list_files(table, TABLE_FORMATS) or [table]
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if not is_output(file)]
-    return compute_digests([*map(str, files), *map(str, sorted(resolve(model).iterdir()))])
+    return compute_digests([*map(str, files), *map(str, resolve(model).glob("*"))])
 
 
 # --- lines of text --------------------------------------------------------------------------------

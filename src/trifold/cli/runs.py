@@ -2,7 +2,6 @@
 without torch.
 """
 
-import json as json_library
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,8 +15,9 @@ import typer
 from trifold import disk
 from trifold.cli.options import Json, argument
 from trifold.cli.terminal import print_json, print_note, print_table
-from trifold.errors import TrifoldError, UsageError, escape
-from trifold.jsonfiles import MAX_JSON, finite, iter_metrics, read_json, read_text
+from trifold.errors import CheckpointError, TrifoldError, UsageError, escape
+from trifold.folders import AnyPath, UntrustedPath, named, read_text
+from trifold.jsonfiles import MAX_JSON, finite, iter_metrics, read_json
 
 EXAMPLES = ("trifold runs", "trifold runs experiments --sort score", "trifold runs --json")
 HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
@@ -77,7 +77,10 @@ def run(
         raise UsageError(
             f"{folder}: no such folder; name the folder of the runs: trifold runs FOLDER"
         )
-    runs = [describe_run(path, os.path.relpath(path, folder)) for path in find_runs(folder)]
+    runs = [
+        describe_run(UntrustedPath(path, folder), os.path.relpath(path, folder))
+        for path in find_runs(folder)
+    ]
     runs.sort(key=lambda facts: facts.started, reverse=True)
     if sort == "score":
         runs.sort(key=lambda facts: facts.rank)
@@ -88,20 +91,21 @@ def run(
         if facts.error is not None:
             print_note(f"warning: {facts.error}")
     print_table([HEADING, *map(_row, runs)], "    r", cut=3)
-    if (folder / SUMMARY).is_file():
-        _print_summary(folder / SUMMARY, runs)
+    summary = named(folder) / SUMMARY
+    if summary.exists():
+        _print_summary(summary, runs)
 
 
-def _print_summary(file: Path, runs: list[RunFacts]) -> None:
+def _print_summary(file: UntrustedPath, runs: list[RunFacts]) -> None:
     """Print the mean and the deviation of several runs, unless one of them has changed since."""
     values = {facts.run: facts.value for facts in runs if facts.state == "finished"}
     try:
-        summary = json_library.loads(file.read_bytes())
+        summary = read_json(file)
         score = summary["score"]
         n_runs = len(summary["runs"])
         is_current = all(values.get(run["run"]) == run["value"] for run in summary["runs"])
         spread = "{mean:.2f} ± {deviation:.2f}, mean ± standard deviation (n - 1)".format(**summary)
-    except (ValueError, TypeError, KeyError):
+    except (CheckpointError, ValueError, TypeError, KeyError):
         is_current = False
     if not is_current:
         print_note(
@@ -123,11 +127,12 @@ def find_runs(folder: Path) -> Iterator[Path]:
     yield from (Path(error.filename) for error in unreadable)
 
 
-def describe_run(path: Path, name: str) -> RunFacts:
+def describe_run(folder: AnyPath, name: str) -> RunFacts:
     """The facts about a run; if its files are missing or damaged, those found before the error."""
+    path = named(folder)
     facts = RunFacts(name)
     try:
-        facts.started = datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime(
+        facts.started = datetime.fromtimestamp(path.path.stat().st_mtime, UTC).strftime(
             "%Y-%m-%dT%H:%M:%SZ"
         )
         _read_run(path, facts)
@@ -138,7 +143,7 @@ def describe_run(path: Path, name: str) -> RunFacts:
     return facts
 
 
-def _read_run(path: Path, facts: RunFacts) -> None:
+def _read_run(path: UntrustedPath, facts: RunFacts) -> None:
     from trifold.yaml_dialect import parse
 
     recipe = parse(read_text(path / RECIPE, MAX_JSON), str(path / RECIPE))
@@ -147,7 +152,7 @@ def _read_run(path: Path, facts: RunFacts) -> None:
     facts.recipe = str(recipe["name"])
     facts.score = str(task.get("best_by") or task["of"]["best_by"])
     validated = _read_metrics(path / METRICS, facts)
-    with suppress(TrifoldError):  # written with the first session
+    if (path / ENVIRONMENT).exists():  # written with the first session
         environment = read_json(path / ENVIRONMENT, largest=2**64)  # seeds have 64 bits
         sessions = environment.get("sessions", [])
     for session in sessions:
@@ -156,7 +161,7 @@ def _read_run(path: Path, facts: RunFacts) -> None:
     facts.started = str(last.get("started", facts.started))
     facts.step = int(last.get("to_step", facts.step))
     facts.seconds = float(last.get("seconds", facts.seconds))
-    if _is_locked(path / LOCK):
+    if _is_locked(path.path / LOCK):
         facts.state = "running"
     elif _is_complete(path, facts.step, validated, last):
         facts.state = "finished"
@@ -164,7 +169,7 @@ def _read_run(path: Path, facts: RunFacts) -> None:
         facts.state = "stopped"
 
 
-def _is_complete(run: Path, step: int, validated: int, last: dict[str, Any]) -> bool:
+def _is_complete(run: UntrustedPath, step: int, validated: int, last: dict[str, Any]) -> bool:
     """Whether nothing is left to do at the last step: no signal or kill ended the last session, it
     had this recipe, the step is validated and saved, and the model is written.
     """
@@ -173,11 +178,11 @@ def _is_complete(run: Path, step: int, validated: int, last: dict[str, Any]) -> 
     # A session that was killed while it read the data left a recipe with other settings.
     recipe = disk.sha256_of_file(run / RECIPE)
     checkpoint = run / "checkpoints" / f"step-{step:08d}" / "manifest.json"
-    has_model = any((run / "model").glob("*.safetensors"))
-    return last.get("recipe", recipe) == recipe and checkpoint.is_file() and has_model
+    has_model = bool((run / "model").glob("*.safetensors"))
+    return last.get("recipe", recipe) == recipe and checkpoint.exists() and has_model
 
 
-def _read_metrics(file: Path, facts: RunFacts) -> int:
+def _read_metrics(file: UntrustedPath, facts: RunFacts) -> int:
     """The best validation, the last step, and the time of the last logged step. Returns the step of
     the last validation.
     """

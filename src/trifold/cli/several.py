@@ -10,7 +10,8 @@ from typing import Any
 
 from trifold.cli.runs import RECIPE, SUMMARY, RunFacts, describe_run
 from trifold.errors import DataError, UsageError
-from trifold.jsonfiles import json_line
+from trifold.folders import named, read_text
+from trifold.jsonfiles import MAX_JSON, json_line
 
 MAX_RUNS = 1_000  # of one command
 MAX_DIGITS = 20  # of a seed below 2^64
@@ -61,17 +62,17 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
 
     for name, changes_of_run in changes.items():
         chosen = changed(recipe, changes_of_run)
-        file = out / name / RECIPE
-        is_finished = describe_run(file.parent, name).state == "finished"
-        if is_finished and file.read_text("utf-8") == chosen.resolved():
+        folder = named(out) / name
+        is_finished = describe_run(folder, name).state == "finished"
+        if is_finished and read_text(folder / RECIPE, MAX_JSON) == chosen.resolved():
             if not options["data_changed"]:  # a mean of runs with different data means nothing
-                check_same_data(RunFolder(file.parent), chosen, changed=False)
+                check_same_data(RunFolder(folder.path), chosen, changed=False)
             continue
         disk.remove(out / SUMMARY)  # of other runs than those that will be there
-        outcome = train(chosen, out=file.parent, resume="auto", **options)
+        outcome = train(chosen, out=folder.path, resume="auto", **options)
         if not outcome.finished:
             return outcome.exit_code
-    runs = [describe_run(out / name, name) for name in changes]
+    runs = [describe_run(named(out) / name, name) for name in changes]
     values = [_score_of(facts, out) for facts in runs]
     summary = {"score": runs[0].score, "mean": mean(values), "deviation": stdev(values)}
     disk.replace_text(

@@ -17,6 +17,7 @@ from trifold.cli.terminal import count_progress, print_note
 from trifold.data.dialects import Dialect
 from trifold.data.lines import inner_suffix
 from trifold.errors import DataError, UsageError
+from trifold.folders import named
 from trifold.jsonfiles import json_line, read_json
 
 # How tables are written, unless the table that is read is one of the same suffix.
@@ -150,8 +151,8 @@ def write_table(
             results = predict(islice(read_items(), state["rows"], None), state["rows"], advance)
             while window := [*islice(results, size)]:
                 for item, values in window:
-                    named = {names[name]: value for name, value in values.items()}
-                    disk.put(file, form.record(columns, item, named))
+                    new_values = {names[name]: value for name, value in values.items()}
+                    disk.put(file, form.record(columns, item, new_values))
                 disk.flush(file)
                 state |= {"rows": state["rows"] + len(window), "bytes": file.tell()}
                 disk.replace_text(state_file, json_line(state))
@@ -165,7 +166,7 @@ def _read_state(part: Path, state_file: Path, key: str) -> dict[str, Any]:
     """
     if not part.is_file() or not state_file.is_file():
         return {"key": key, "rows": 0, "bytes": 0}
-    state = read_json(state_file)
+    state = read_json(named(state_file))
     if state.get("key") != key:
         raise UsageError(
             f"{part}: has another input, model or option; remove it, or name another --out"

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import BinaryIO, NamedTuple, cast
 
 from trifold.errors import DataError
+from trifold.folders import check_regular, open_named
 
 SUFFIX = ".zip"
 
@@ -70,7 +71,7 @@ def open_stored(path: Path) -> Iterator[BinaryIO]:
         example = next((name for name in list_members(path) if not is_hidden(PurePath(name))), "")
         raise DataError(f"{path}: an archive; name a file in it, such as {path}/{example}")
     else:
-        with path.open("rb") as plain:
+        with open_named(path) as plain:
             yield plain
 
 
@@ -105,6 +106,7 @@ def _open(path: Path) -> Archive:
 @lru_cache(maxsize=2)  # the directory of an archive is read once, not for each of its members
 def _open_unchanged(path: Path, size: int, mtime_ns: int) -> Archive:
     try:
+        check_regular(path)
         file = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
         raise _damaged(path, error) from None

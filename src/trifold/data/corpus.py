@@ -17,6 +17,7 @@ from trifold.data.parquet import count_row_groups
 from trifold.data.reports import DocumentReport
 from trifold.data.settings import DataSettings
 from trifold.errors import DataError, SettingsError
+from trifold.folders import open_found
 
 PART_BYTES = 64 << 20
 
@@ -73,7 +74,7 @@ def survey(source: str | list[str], settings: DataSettings) -> Corpus:
 def _describe(part: FilePart, blocks: int) -> SourceFile:
     path = expand_path(part.file)
     try:
-        with path.open("rb") as stream:
+        with open_found(path, DataError) as stream:
             status = path.stat()
             digest = hashlib.sha256()
             last = max(0, status.st_size - _BLOCK_BYTES)
@@ -117,7 +118,7 @@ def _divide(
     if size <= part_bytes or is_one_document or is_compressed(path):
         yield whole, size
         return
-    with path.open("rb") as stream:
+    with open_found(path, DataError) as stream:
         at_blank_lines = whole.kind == "text" and settings.documents == "blank"
         start = 0
         for stop in _cut_positions(stream, size, part_bytes, at_blank_lines):
@@ -173,6 +174,6 @@ def iter_parts(parts: Iterable[FilePart], settings: DataSettings) -> Iterator[st
 
 def _count_line_feeds(part: FilePart) -> int:
     """The number of line feeds before a part, needed only for the line number in an error."""
-    with expand_path(part.file).open("rb") as stream:
+    with open_found(expand_path(part.file), DataError) as stream:
         chunks = iter(lambda: stream.read(min(1 << 20, part.range.start - stream.tell())), b"")
         return sum(chunk.count(b"\n") for chunk in chunks)

@@ -6,8 +6,8 @@ import gzip
 import hashlib
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from trifold.data import conversions
 from trifold.data.catalog import VARIABLE, Dataset, File, data_folder
 from trifold.data.lines import is_compressed
 from trifold.errors import DataError
+from trifold.folders import open_found
 
 ATTEMPTS = 5  # in a row that bring nothing new
 BACK_OFF = 1.0  # seconds before the second attempt; doubles with each further one
@@ -114,9 +115,14 @@ def _convert(conversion: str, files: list[Path], limit: int) -> bytes:
         return b""
 
 
-def _open_content(file: Path) -> Any:
+@contextmanager
+def _open_content(file: Path) -> Iterator[Any]:
     """The decompressed bytes of a file."""
-    return gzip.open(file) if is_compressed(file) else file.open("rb")
+    with open_found(file, DataError) as content:
+        if is_compressed(file):
+            yield gzip.GzipFile(fileobj=content)
+        else:
+            yield content
 
 
 def _limit(file: File) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trifold.errors import DataError, TrifoldError
+from trifold.folders import open_found
 from trifold.settings import Settings
 
 # Widely used formats, whose files have these suffixes; others are rejected before decoding.
@@ -197,7 +198,7 @@ def _open(image: Any, library: Any) -> Iterator[Any]:
     """The Pillow image of a file or of its bytes; other values as they are."""
     if isinstance(image, str | Path):
         # Without its name: Pillow maps a named TIFF with the sides of the upright image.
-        with Path(image).expanduser().open("rb") as file:
+        with open_found(Path(image).expanduser(), DataError) as file:
             yield library.open(file, formats=FORMATS)
     else:
         yield library.open(image, formats=FORMATS) if isinstance(image, BytesIO) else image

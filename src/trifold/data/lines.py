@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from trifold.data.archives import open_stored
 from trifold.data.catalog import VARIABLE, data_folder, missing_remedy
 from trifold.errors import DataError
+from trifold.folders import open_named
 
 STANDARD_INPUT = "-"
 MAX_LINE_BYTES = 1_000_000
@@ -241,7 +242,7 @@ def inner_suffix(file: str) -> str:
 
 def is_compressed(path: Path) -> bool:
     """Whether the file begins with the magic bytes of gzip or zstd."""
-    with path.open("rb") as file:
+    with open_named(path) as file:
         return _compression(file.read(4)) is not None
 
 

@@ -9,6 +9,7 @@ from trifold.data.formats import NumberedRow
 from trifold.data.hub_datasets import import_library, names_in_metadata, with_names
 from trifold.data.lines import FileRange, expand_path
 from trifold.errors import DataError
+from trifold.folders import check_regular
 
 _BATCH_ROWS = 1024  # rows in memory at once
 
@@ -48,6 +49,7 @@ def _open_parquet(file: str) -> Any:
     path = expand_path(file)
     try:
         if split_member(path) is None:
+            check_regular(path)
             return library.ParquetFile(path)
         with open_stored(path) as member:
             return library.ParquetFile(BytesIO(member.read()))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from trifold.errors import DataError
+from trifold.folders import open_found
 
 EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 MIN_FUNCTIONS = 1000  # an installation with fewer has no usable sources
@@ -62,8 +63,9 @@ def _parse(path: Path) -> ast.Module | None:
     with (
         warnings.catch_warnings(action="ignore"),
         suppress(SyntaxError, ValueError, OSError, RecursionError),
+        open_found(path, DataError) as file,
     ):
-        return ast.parse(path.read_bytes())
+        return ast.parse(file.read())
     return None
 
 

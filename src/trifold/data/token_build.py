@@ -32,6 +32,7 @@ from trifold.data.reports import DocumentReport
 from trifold.data.settings import DataSettings
 from trifold.data.threads import ShouldStop, Stopped, run_in_threads
 from trifold.errors import DataError, SettingsError
+from trifold.folders import named, open_found
 from trifold.jsonfiles import read_json_or_none
 
 MANIFEST = "manifest.json"
@@ -151,7 +152,7 @@ def _prepare_folder(folder: Path, job: BuildJob, groups: list[list[FilePart]]) -
     ranges = [[[part.file, part.kind, *part.range[:2]] for part in group] for group in groups]
     plan = {"key": job.key, "files": [list(file) for file in job.corpus.files], "groups": ranges}
     path = folder / "plan.json"
-    if path.is_file() and read_json_or_none(path) == plan:
+    if read_json_or_none(named(path)) == plan:
         return
     disk.remove(folder)
     disk.make_folder(folder)
@@ -285,7 +286,7 @@ def _group_files(folder: Path, number: int) -> tuple[Path, Path, Path]:
 def _read_record(job: BuildJob, folder: Path, number: int) -> dict[str, Any] | None:
     """The record of a complete group, None if its files do not have the recorded sizes."""
     ids, lengths, record_file = _group_files(folder, number)
-    record = read_json_or_none(record_file)
+    record = read_json_or_none(named(record_file))
     with suppress(OSError, KeyError, TypeError):
         ids_size = np.dtype(job.encoder.dtype).itemsize * record["tokens"]
         lengths_size = 4 * record["documents"]
@@ -313,7 +314,7 @@ def _read_verified(file: Path, sha256: str) -> Iterator[bytes]:
     digest.
     """
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
+    with open_found(file, DataError) as stream:
         while chunk := stream.read(_READ_BYTES):
             digest.update(chunk)
             yield chunk
@@ -326,7 +327,7 @@ def _read_verified(file: Path, sha256: str) -> Iterator[bytes]:
 def _sha256(file: Path, should_stop: ShouldStop) -> str:
     """SHA-256 (hexadecimal) of a file that may be very large."""
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
+    with open_found(file, DataError) as stream:
         while chunk := stream.read(_READ_BYTES):
             if should_stop():
                 raise Stopped

@@ -35,6 +35,7 @@ from trifold.data.settings import DataSettings
 from trifold.data.token_build import IDS, MANIFEST, STARTS, Encoder, Side
 from trifold.disk import sha256_of_file
 from trifold.errors import DataError
+from trifold.folders import named, open_found
 from trifold.jsonfiles import read_json_or_none
 
 _MAX_RESIDENT_BYTES = 64 << 20
@@ -52,7 +53,8 @@ class MappedArray:
     """
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
-        self._file = np.memmap(path, dtype, mode="r")
+        with open_found(path, DataError) as file:
+            self._file = np.memmap(file, dtype, mode="r")
         self._array: NDArray[Any] = self._file.view(np.ndarray)  # indexing it is faster
         self._touched = 0
 
@@ -119,7 +121,7 @@ class TokenCache:
 
     def verify(self) -> None:
         """Compare all files with their digests. Raises DataError if they differ."""
-        manifest = read_json_or_none(self.folder / MANIFEST)
+        manifest = read_json_or_none(named(self.folder / MANIFEST))
         ids = np.asarray(self.ids)
         start = 0
         for shard in manifest["shards"]:
@@ -212,7 +214,7 @@ def digests_in_caches(folder: str) -> dict[tuple[str, int, int], str]:
     folder.
     """
     known: dict[tuple[str, int, int], str] = {}
-    for manifest in expand_path(folder).glob(f"*/{MANIFEST}"):
+    for manifest in named(expand_path(folder)).glob(f"*/{MANIFEST}"):
         with suppress(KeyError, TypeError):
             for file in read_json_or_none(manifest)["sources"]:
                 known[file["file"], file["size"], file["mtime_ns"]] = file["sha256"]
@@ -226,7 +228,7 @@ def _open_cache(folder: Path, key: str, corpus: Corpus) -> TokenCache | None:
     path = folder / MANIFEST
     if not folder.exists():
         return None
-    manifest = read_json_or_none(path)
+    manifest = read_json_or_none(named(path))
     try:
         if manifest["format"] != token_build.FORMAT or manifest["key"] != key:
             raise KeyError("key")

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from trifold import yaml_dialect
 from trifold.errors import CheckpointError, escape, plural
+from trifold.folders import AnyPath, UntrustedPath, named, read_text
 from trifold.hub.families import NATIVE
 from trifold.hub.files import replacing
 from trifold.hub.names import CARD, CONFIG, hub_id
-from trifold.jsonfiles import read_json, read_text
+from trifold.jsonfiles import read_json
 
 MAX_CARD = 2**20  # bytes of a card that is read
 MAX_METADATA = 2**14  # characters of its metadata
@@ -255,7 +256,7 @@ def _write_text(folder: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
-def read_origin(name: str, folder: Path) -> Origin:
+def read_origin(name: str, folder: UntrustedPath) -> Origin:
     """The origin in `folder`, which the user calls `name`."""
     return Origin(read_card(folder), describe_base(name, folder))
 
@@ -268,7 +269,7 @@ def write_derived_card(folder: Path, origin: Origin | None) -> None:
         _write_text(folder, origin.card)
         return
     base = None if origin is None else origin.base
-    config = read_json(folder / CONFIG)
+    config = read_json(named(folder) / CONFIG)
     write_card(folder, ModelCard(**describe_model(folder, config), base=base))
 
 
@@ -286,23 +287,23 @@ def describe_model(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_card(folder: Path) -> str | None:
+def read_card(folder: AnyPath) -> str | None:
     """The text of the card in a folder; None if it has none, or one that cannot be read."""
     try:
-        return read_text(folder / CARD, MAX_CARD)
+        return read_text(named(folder) / CARD, MAX_CARD)
     except CheckpointError:
         return None
 
 
-def describe_base(name: str, folder: Path) -> Base:
+def describe_base(name: str, folder: AnyPath) -> Base:
     """The base in `folder`, which the user calls `name`: a hub id or a path, of which only the last
     part is kept.
     """
-    repository, revision = hub_id(folder) or (Path(name).expanduser().absolute().name, None)
+    repository, revision = hub_id(named(folder)) or (Path(name).expanduser().absolute().name, None)
     return Base(escape(repository), revision, licence_of(folder))
 
 
-def licence_of(folder: Path) -> str | None:
+def licence_of(folder: AnyPath) -> str | None:
     """The identifier of the licence in the metadata of a card; None if there is none."""
     found = _METADATA.match(read_card(folder) or "")
     if found is None or len(found[1]) > MAX_METADATA:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.folders import AnyPath, UntrustedPath, named, read_bytes
 from trifold.hub import rules
 from trifold.hub.card import read_origin, write_derived_card
 from trifold.hub.families import FAMILIES, NATIVE
@@ -41,7 +42,7 @@ from trifold.hub.weights import (
     read_weights,
     write_weights,
 )
-from trifold.jsonfiles import check_inside, read_bytes, read_json
+from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig
 
 Form = Literal["hugging-face", "native"]
@@ -77,14 +78,14 @@ class Converted(NamedTuple):
 
 
 def convert(
-    old: Path,
+    old: AnyPath,
     new: Path,
     *,
     to: Form | None = None,
     dtype: torch.dtype | None = None,
     max_shard_size: int | str = MAX_SHARD,
     trust_pickle: bool = False,
-    tokenizer: Path | None = None,
+    tokenizer: AnyPath | None = None,
     on_written: Callable[[int, int], None] | None = None,
 ) -> Converted:
     """Write the model in the folder `old` to `new`, which must not exist or be empty.
@@ -101,6 +102,7 @@ def convert(
     size.
     """
     parse_size(max_shard_size)
+    old = named(old)
     values, merged = read_settings(old)
     source, config = parse_config(values, old / CONFIG)
     with (
@@ -134,7 +136,7 @@ def convert(
             on_written=report,
         )
 
-        _copy_files(old, folder, tokenizer or folder_with("tokenizer_config.json", old))
+        _copy_files(old, folder, named(tokenizer or folder_with("tokenizer_config.json", old)))
         if (modules := read_modules(old)) is not None:
             write_modules(folder, modules, config.d_model, config.max_positions)
         written = dtype or _most_common(shapes)
@@ -152,7 +154,7 @@ def convert(
 
 
 def _target(
-    source: Family, config: ModelConfig, came_from: object, to: Form | None, old: Path
+    source: Family, config: ModelConfig, came_from: object, to: Form | None, old: UntrustedPath
 ) -> Family:
     """The family to write; `came_from` is the original family in a native folder."""
     if to == "native":
@@ -170,7 +172,7 @@ def _target(
 
 @contextmanager
 def _weights(
-    old: Path, new: Path, merged: Mapping[str, Tensor] | None, *, trust_pickle: bool
+    old: UntrustedPath, new: Path, merged: Mapping[str, Tensor] | None, *, trust_pickle: bool
 ) -> Iterator[Mapping[str, Tensor]]:
     """The weights of a folder. merged: those of an adapter and its base, if it is one."""
     if merged is not None:
@@ -222,18 +224,17 @@ def _describe(values: Mapping[str, Any], source: Family, target: Family) -> dict
     return kept
 
 
-def _copy_files(old: Path, new: Path, tokenizer: Path) -> None:
+def _copy_files(old: UntrustedPath, new: Path, tokenizer: UntrustedPath) -> None:
     """Copy files without weights. Names of code are removed from settings: code is never passed
     on.
     """
     sources = [*(old / name for name in COPIED), *(tokenizer / name for name in TOKENIZER)]
-    for path in filter(Path.is_file, sources):
+    for path in filter(UntrustedPath.exists, sources):
         settings = read_json(path, largest=MAX_INTEGER) if path.name in SETTINGS else {}
         if settings.pop("auto_map", None) is None:
             (new / path.name).write_bytes(read_bytes(path, MAX_FILE))
         else:
             write_json(new / path.name, settings)
-    check_inside(tokenizer / TEMPLATES)
-    for path in sorted((tokenizer / TEMPLATES).glob("*.jinja"))[:32]:
+    for path in (tokenizer / TEMPLATES).glob("*.jinja")[:32]:
         (new / TEMPLATES).mkdir(exist_ok=True)
         (new / TEMPLATES / path.name).write_bytes(read_bytes(path, MAX_FILE))

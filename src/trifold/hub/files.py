@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trifold import disk
 from trifold.errors import CheckpointError, SettingsError
+from trifold.folders import UntrustedPath
 
 
 def write_json(path: Path, values: Mapping[str, object] | Sequence[object]) -> None:
@@ -70,7 +71,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(place: Path | str) -> Iterator[None]:
+def naming(place: UntrustedPath | str) -> Iterator[None]:
     """Raise the SettingsError of the block as a CheckpointError whose lines name the file."""
     try:
         yield

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.family import Family
@@ -94,14 +95,14 @@ def families_for(config: ModelConfig, first: object = None) -> Iterator[Family]:
     return (FAMILIES[name] for name in names if FAMILIES[name].fits(config))
 
 
-def describe_misfit(config: ModelConfig, start: Path | None = None) -> str:
+def describe_misfit(config: ModelConfig, start: AnyPath | None = None) -> str:
     """Why transformers cannot load the model, and the fewest changes of its settings with which it
     can.
 
     Empty if it can. start: the folder of the initial weights, whose family is the only one to
     change to.
     """
-    start_family = None if start is None else read_json(start / CONFIG)["model_type"]
+    start_family = None if start is None else read_json(named(start) / CONFIG)["model_type"]
     changes_for = {
         name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE
     }
@@ -127,9 +128,9 @@ def _as_argument(value: object) -> str:
     return json.dumps(value, default=dict)
 
 
-def describe_folder(folder: Path) -> str:
+def describe_folder(folder: AnyPath) -> str:
     """The folder, and which programs load its model."""
-    family = str(read_json(folder / CONFIG).get("model_type"))
+    family = str(read_json(named(folder) / CONFIG).get("model_type"))
     reader = "for trifold only" if family == NATIVE else f"{family}, for transformers too"
     return f"{folder} ({reader})"
 
@@ -138,7 +139,7 @@ def describe_folder(folder: Path) -> str:
 
 
 def load_model(
-    folder: Path,
+    folder: AnyPath,
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
@@ -154,6 +155,7 @@ def load_model(
     the computation. Raises CheckpointError if something is missing, damaged, of an unknown family,
     or does not fit.
     """
+    folder = named(folder)
     values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder) if merged is None else merged
@@ -176,36 +178,37 @@ def load_model(
     return model.eval(), generation
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: AnyPath) -> ModelConfig:
     """The config of a model folder. Reads no more of the weights than the config depends on. Raises
     CheckpointError.
     """
+    folder = named(folder)
     family, config = parse_config(read_settings(folder)[0], folder / CONFIG)
     if family.infer is None or not has_weights(folder):
         return config
     return family.infer(config, read_weights(folder))
 
 
-def read_settings(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor] | None]:
+def read_settings(folder: UntrustedPath) -> tuple[dict[str, Any], Mapping[str, Tensor] | None]:
     """The content of config.json, and for an adapter the weights of its base with the adapter
     merged.
     """
-    if not (folder / ADAPTER).is_file():
+    if not (folder / ADAPTER).exists():
         return read_json(folder / CONFIG), None
     return read_adapter(folder)
 
 
-def folder_with(file: str, folder: Path) -> Path:
+def folder_with(file: str, folder: UntrustedPath) -> UntrustedPath:
     """The folder that has the file: this one, or that of its base if it is an adapter without the
     file.
     """
-    if (folder / file).is_file() or not (folder / ADAPTER).is_file():
+    if (folder / file).exists() or not (folder / ADAPTER).exists():
         return folder
     return read_adapter_config(folder)[1]
 
 
 def read_generation_settings(
-    folder: Path, config: ModelConfig, values: Mapping[str, Any]
+    folder: UntrustedPath, config: ModelConfig, values: Mapping[str, Any]
 ) -> dict[str, object]:
     """The generation settings of a folder, by our names; `values` is the content of its
     config.json.
@@ -214,7 +217,7 @@ def read_generation_settings(
     """
     if not config.decoder_layers:
         return {}
-    if (folder / GENERATION).is_file():
+    if (folder / GENERATION).exists():
         place = folder / GENERATION
         return read_generation(config, read_json(place), str(place))
     # Old folders keep these settings in config.json.

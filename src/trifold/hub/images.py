@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trifold.data.images import Filter, ImageSettings
 from trifold.errors import SettingsError
+from trifold.folders import AnyPath, named
 from trifold.hub.files import naming, write_json
 from trifold.jsonfiles import read_json
 from trifold.settings import Settings
@@ -46,12 +47,12 @@ class PreprocessorFile(Settings):
     do_pad: Literal[False] = False
 
 
-def read_image_settings(folder: Path) -> ImageSettings | None:
+def read_image_settings(folder: AnyPath) -> ImageSettings | None:
     """The image settings of a folder; None if it has none. Raises CheckpointError for an unknown or
     unsupported key.
     """
-    place = folder / FILE
-    if not place.is_file():
+    place = named(folder) / FILE
+    if not place.exists():
         return None
     values = read_json(place)
     given = {

@@ -3,7 +3,6 @@ cost hours or all memory.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from trifold.costs import position_table
 from trifold.errors import CheckpointError, SettingsError
+from trifold.folders import UntrustedPath
 from trifold.hub.families import FAMILIES, UNSUPPORTED
 from trifold.hub.family import Family
 from trifold.hub.files import naming
@@ -23,7 +23,7 @@ from trifold.nn import ModelConfig, Transformer
 MAX_POSITION_TABLE = 2**24
 
 
-def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelConfig]:
+def parse_config(values: Mapping[str, Any], place: UntrustedPath) -> tuple[Family, ModelConfig]:
     """The family and config in the content of a config.json. Warns of ignored keys. Raises
     CheckpointError for an unknown family, for unsupported keys and for quantized weights.
     """
@@ -45,7 +45,7 @@ def parse_config(values: Mapping[str, Any], place: Path) -> tuple[Family, ModelC
 
 
 def infer_config(
-    family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: Path
+    family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: UntrustedPath
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The config completed from the tensors, and the parameters of such a model on the meta device.
 
@@ -59,7 +59,7 @@ def infer_config(
     return config, meta_parameters(config, place)
 
 
-def meta_parameters(config: ModelConfig, place: Path) -> dict[str, Tensor]:
+def meta_parameters(config: ModelConfig, place: UntrustedPath) -> dict[str, Tensor]:
     """The parameters of such a model on the meta device. Raises CheckpointError for sizes that no
     model has.
     """
@@ -72,7 +72,7 @@ def meta_parameters(config: ModelConfig, place: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path) -> None:
+def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: UntrustedPath) -> None:
     """Reject implausible sizes before they cost hours or all memory."""
     layers = config.encoder_layers + config.decoder_layers
     blocks = layers if config.block_of_layer is None else len(set(config.block_of_layer))
@@ -97,7 +97,7 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Path
             raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")
 
 
-def _check_ids(config: ModelConfig, place: Path) -> None:
+def _check_ids(config: ModelConfig, place: UntrustedPath) -> None:
     """Reject ids that the model reads in every batch or output, and has no row for."""
     size = config.vocab_size
     if config.shape == "encoder-decoder":

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trifold.errors import CheckpointError, UsageError
+from trifold.folders import UntrustedPath, named
 from trifold.hub.weights import has_weights
 from trifold.settings import similar
 
@@ -22,9 +23,9 @@ _REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 def resolve(
     name: str, *, pickled: bool = False, others: Iterable[str] = (), revision: str | None = None
-) -> Path:
+) -> UntrustedPath:
     """The model folder for a name: a local folder (of a model, or of a run that holds one), or a
-    hub id.
+    hub id. Links in it may lead below the folder that the name stands for.
 
     pickled: also download pickled weights if the model has no others. others: names that an error
     may suggest besides folders. revision: a branch, tag or commit of the hub. Raises
@@ -32,7 +33,7 @@ def resolve(
     """
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        return _model_in(folder, name)
+        return _model_in(named(folder), name)
     if folder.is_file():
         raise CheckpointError(f"{name}: a file, not the folder of a model")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
@@ -40,30 +41,30 @@ def resolve(
     if revision is not None and not _REVISION.fullmatch(revision):
         raise CheckpointError(f"{revision!r:.100}: not the name of a revision of {name}")
     try:
-        downloaded = _download(name, [*DOWNLOADED, CARD], revision)
+        downloaded = named(_download(name, [*DOWNLOADED, CARD], revision))
     except CheckpointError as error:
         raise CheckpointError(f"{error}{similar_folder(folder, others)}") from None
     if not pickled or has_weights(downloaded):
         return downloaded
-    return _download(name, [*DOWNLOADED, CARD, *PICKLED], revision)
+    return named(_download(name, [*DOWNLOADED, CARD, *PICKLED], revision))
 
 
-def _model_in(folder: Path, name: str) -> Path:
+def _model_in(folder: UntrustedPath, name: str) -> UntrustedPath:
     """The folder of the model: this one, or that in a run; this one too if neither has a config.
     Raises CheckpointError for a run that has no model yet.
     """
-    if not (folder / CONFIG).is_file() and (folder / "model" / CONFIG).is_file():
+    if not (folder / CONFIG).exists() and (folder / "model" / CONFIG).exists():
         return folder / "model"
-    if (folder / "recipe.yaml").is_file():
+    if (folder / "recipe.yaml").exists():
         raise CheckpointError(
             f"{name}: the run has no model yet; continue with `trifold resume {name}`"
         )
     return folder
 
 
-def hub_id(folder: Path) -> tuple[str, str] | None:
+def hub_id(folder: UntrustedPath) -> tuple[str, str] | None:
     """The hub id and the commit of a folder in the cache of the hub; None for another folder."""
-    parts = ("", "", "", *folder.absolute().parts)  # at least three
+    parts = ("", "", "", *folder.path.absolute().parts)  # at least three
     *_, repository, snapshots, commit = parts
     if snapshots != "snapshots" or not repository.startswith("models--"):
         return None

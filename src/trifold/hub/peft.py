@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trifold import disk
 from trifold.errors import SettingsError
+from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
@@ -34,14 +35,14 @@ PARTS = {
 
 
 def adapter_tensors(
-    base: Path, config: ModelConfig, weights: Mapping[str, Tensor], trained: Collection[str]
+    base: AnyPath, config: ModelConfig, weights: Mapping[str, Tensor], trained: Collection[str]
 ) -> dict[str, Tensor]:
     """The tensors of an adapter, under the names of all versions of `transformers`, from parameters
     by our names; trained: those that replace parameters of the base.
 
     Raises SettingsError if the base is an adapter, or its family has no modules for them.
     """
-    family = _family(base)
+    family = _family(named(base))
     if not family.fits(config):
         raise SettingsError(
             f"train.lora: {family.model_type}, the family of start_from, lacks parts of the model"
@@ -73,8 +74,8 @@ def adapter_tensors(
     return {PREFIX + name: tensor.float() for name, tensor in tensors.items()}
 
 
-def _family(base: Path) -> Family:
-    if (base / ADAPTER).is_file():
+def _family(base: UntrustedPath) -> Family:
+    if (base / ADAPTER).exists():
         raise SettingsError(
             f"train.lora: start_from ({base}) is an adapter, on which peft loads no other; merge "
             "it with `trifold convert`, and start from the result"
@@ -145,11 +146,11 @@ def save_adapter(
     write_json(folder / ADAPTER, keys.model_dump(exclude_unset=True))
 
 
-def _folder_or_id(base: str, home: Path) -> str:
+def _folder_or_id(base: str, home: UntrustedPath) -> str:
     """The absolute path of a base that is a folder."""
     if not Path(base).expanduser().is_dir():
         return base
-    return str(home.resolve())
+    return str(home.path.resolve())
 
 
 def _modules_of(names: Iterable[str]) -> list[str]:

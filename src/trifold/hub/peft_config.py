@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 
 from trifold.errors import CheckpointError
+from trifold.folders import UntrustedPath
 from trifold.hub.files import naming
 from trifold.hub.name_handler import answer
 from trifold.hub.names import ADAPTER, resolve
@@ -121,7 +122,7 @@ class AdapterConfig(Settings):
         return None
 
 
-def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
+def read_adapter_config(folder: UntrustedPath) -> tuple[AdapterConfig, UntrustedPath]:
     """The settings of an adapter, and the folder of its base. Raises CheckpointError."""
     place = folder / ADAPTER
     values = read_json(place)
@@ -136,7 +137,7 @@ def read_adapter_config(folder: Path) -> tuple[AdapterConfig, Path]:
     missing = known.keys() - values.keys()
     warn_of_ignored(place, unknown, missing, values.get("peft_version"))
     base = resolve(keys.base_model_name_or_path, revision=keys.revision)
-    if (base / ADAPTER).is_file():
+    if (base / ADAPTER).exists():
         raise CheckpointError(
             f"{folder / ADAPTER}: its base {base} is an adapter; merge that with `trifold convert`"
         )

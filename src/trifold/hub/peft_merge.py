@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.folders import UntrustedPath
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES
 from trifold.hub.family import Family
@@ -66,7 +66,7 @@ class Changes(NamedTuple):
         return self.theirs.get(name, name).rpartition(".")[0]
 
 
-def read_adapter(folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+def read_adapter(folder: UntrustedPath) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """The content of config.json and the weights of the base, with the adapter merged. Raises
     CheckpointError.
     """
@@ -174,12 +174,16 @@ def _read_changes(file: Mapping[str, Tensor]) -> Changes:
 
 
 def _settings(
-    folder: Path, base: Path, keys: AdapterConfig, file: TensorFile, whole: Mapping[str, str]
-) -> tuple[dict[str, Any], Path]:
+    folder: UntrustedPath,
+    base: UntrustedPath,
+    keys: AdapterConfig,
+    file: TensorFile,
+    whole: Mapping[str, str],
+) -> tuple[dict[str, Any], UntrustedPath]:
     """The content of config.json of the whole model, and its place: that of the folder, or that of
     the base with the head of the adapter.
     """
-    if (folder / WHOLE).is_file():
+    if (folder / WHOLE).exists():
         return read_json(folder / WHOLE), folder / WHOLE
     values = read_json(base / CONFIG)
     if keys.task_type in CLASSES and values.get("model_type") in FAMILIES:
@@ -207,7 +211,9 @@ def _with_current_names(
     )
 
 
-def _check_modules(folder: Path, base: Path, changes: Changes, known: Collection[str]) -> None:
+def _check_modules(
+    folder: UntrustedPath, base: UntrustedPath, changes: Changes, known: Collection[str]
+) -> None:
     """Raise CheckpointError for parts of modules that the base does not have."""
     if unknown := sorted(
         f"{name.removesuffix('.weight')!r}" for name in changes.parts if name not in known
@@ -218,7 +224,7 @@ def _check_modules(folder: Path, base: Path, changes: Changes, known: Collection
 
 
 def _without_others(
-    changes: Changes, keys: AdapterConfig, tied: Mapping[str, str], folder: Path
+    changes: Changes, keys: AdapterConfig, tied: Mapping[str, str], folder: UntrustedPath
 ) -> Changes:
     """The changes of the modules that the settings select, as peft reads them. Reports the
     others.
@@ -258,7 +264,7 @@ class Adapter:
     what is tied, and the file may lack the copies.
     """
 
-    folder: Path
+    folder: UntrustedPath
     keys: AdapterConfig
     file: Mapping[str, Tensor]
     changes: Changes

@@ -13,9 +13,9 @@ from pathlib import Path
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.folders import AnyPath, UntrustedPath, named, open_file
 from trifold.hub.tensors import TensorFile, renamed_tensors
 from trifold.hub.weights import PICKLE, PICKLE_INDEX, open_shards, read_index
-from trifold.jsonfiles import check_inside
 from trifold.sandbox import Sandbox, SandboxError, SandboxStartError
 
 SHARD_NAME = re.compile(r"[\w-][\w.-]*\.bin", re.ASCII)
@@ -25,7 +25,7 @@ _MEMORY = 512 * 2**20  # bytes, and three times the size of the file
 
 
 def read_pickles(
-    folder: Path, scratch: Path, *, timeout: float | None = None
+    folder: AnyPath, scratch: Path, *, timeout: float | None = None
 ) -> Mapping[str, Tensor]:
     """The tensors of `pytorch_model.bin`, or of the shards of its index, converted to files in
     `scratch`.
@@ -34,10 +34,11 @@ def read_pickles(
     but tensors by name, and if reading one takes more than `timeout` seconds (by default, what its
     size explains) or more memory than its size explains.
     """
+    folder = named(folder)
     listed: dict[str, str] | None = None
-    if (folder / PICKLE).is_file():
+    if (folder / PICKLE).exists():
         shards = [PICKLE]
-    elif (folder / PICKLE_INDEX).is_file():
+    elif (folder / PICKLE_INDEX).exists():
         listed = read_index(folder / PICKLE_INDEX, SHARD_NAME)
         shards = sorted(set(listed.values()))
     else:
@@ -45,14 +46,14 @@ def read_pickles(
             f"{folder}: no {PICKLE} and no {PICKLE_INDEX}; is this the folder of a model?"
         )
     files = [folder / shard for shard in shards]
-    if missing := [file.name for file in files if not file.is_file()]:
+    if missing := [file.name for file in files if not file.exists()]:
         raise CheckpointError(
             f"{folder}: {', '.join(missing)}: no such file, though the index names it"
         )
     for file in files:
-        check_inside(file)
+        open_file(file).close()  # the sandbox opens what is a regular file of this folder
     environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    converted: dict[Path, Mapping[str, Tensor]] = {}
+    converted: dict[UntrustedPath, Mapping[str, Tensor]] = {}
     with Sandbox(Path(__file__).with_name("pickle_handler.py"), environment) as sandbox:
         for number, file in enumerate(files):
             output = scratch / f"{number:05d}.safetensors"
@@ -63,11 +64,12 @@ def read_pickles(
 
 
 def _convert(
-    sandbox: Sandbox, file: Path, output: Path, timeout: float | None
+    sandbox: Sandbox, file: UntrustedPath, output: Path, timeout: float | None
 ) -> Mapping[str, Tensor]:
     """The tensors of one pickle. The answer of the sandbox is not trusted."""
-    size = file.stat().st_size
-    request = {"file": str(file.resolve()), "output": str(output)}
+    source = file.target()
+    size = source.stat().st_size
+    request = {"file": str(source), "output": str(output)}
     try:
         seconds = timeout or _TIMEOUT + size / _SPEED
         answer = sandbox.request(request, timeout=seconds, memory=3 * size + _MEMORY)

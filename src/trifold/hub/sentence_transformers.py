@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError, UsageError
+from trifold.folders import AnyPath, UntrustedPath, named, read_bytes
 from trifold.hub.files import write_json
 from trifold.hub.weights import has_weights, read_weights, write_weights
-from trifold.jsonfiles import MAX_JSON, check_inside, parse_json, read_bytes, read_json
+from trifold.jsonfiles import MAX_JSON, parse_json, read_json
 from trifold.nn.layers import ACTIVATIONS
 
 MODULES = "modules.json"
@@ -107,18 +108,19 @@ class _UnsupportedError(Exception):
     """Modules, or a setting of a module, that are not supported."""
 
 
-def _unsupported(file: Path, key: str, value: object) -> _UnsupportedError:
+def _unsupported(file: UntrustedPath, key: str, value: object) -> _UnsupportedError:
     return _UnsupportedError(f"{file}: {key:.60} {value!r:.60}")
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def read_modules(folder: Path) -> SentenceModules | None:
+def read_modules(folder: AnyPath) -> SentenceModules | None:
     """The modules of a folder; None if it has no modules.json. Raises CheckpointError for an
     invalid file.
     """
-    if not (folder / MODULES).is_file():
+    folder = named(folder)
+    if not (folder / MODULES).exists():
         return None
     try:
         listed = _list_modules(folder / MODULES)
@@ -133,7 +135,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
         return SentenceModules(problem=str(error))
 
 
-def _list_modules(file: Path) -> list[_Module]:
+def _list_modules(file: UntrustedPath) -> list[_Module]:
     """The modules that a file lists, which are the supported ones in their order."""
     # The file is a list, and `parse_json` reads objects.
     content = parse_json(b'{"": %b}' % read_bytes(file, MAX_JSON), str(file))[""]
@@ -150,17 +152,19 @@ def _list_modules(file: Path) -> list[_Module]:
     return listed
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
+def _read_settings(file: UntrustedPath) -> dict[str, Any]:
     """The content of a file, empty if there is none."""
-    if not file.is_file():
+    if not file.exists():
         return {}
     return read_json(file, largest=10 * NO_LIMIT)
 
 
-def _read_transformer(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+def _read_transformer(
+    folder: UntrustedPath, path: str, modules: SentenceModules
+) -> SentenceModules:
     """Adds the length to which a text is truncated."""
     file = folder / path / LIMITS
-    if not file.is_file():  # old folders name it after the class of the model
+    if not file.exists():  # old folders name it after the class of the model
         file = min((folder / path).glob("sentence_*_config.json"), default=file)
     settings = _read_settings(file)
     tokenizer = _read_settings(folder / path / TOKENIZER)
@@ -176,7 +180,7 @@ def _read_transformer(folder: Path, path: str, modules: SentenceModules) -> Sent
     return modules._replace(max_length=length)
 
 
-def _read_pooling(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+def _read_pooling(folder: UntrustedPath, path: str, modules: SentenceModules) -> SentenceModules:
     """Adds how states become one vector."""
     file = folder / path / "config.json"
     settings = _read_settings(file)
@@ -204,11 +208,10 @@ def _pooling_mode(settings: Mapping[str, Any]) -> Any:
     return chosen
 
 
-def _read_dense(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+def _read_dense(folder: UntrustedPath, path: str, modules: SentenceModules) -> SentenceModules:
     """Adds a dense layer after pooling."""
     home = folder / path
     file = home / "config.json"
-    check_inside(home)
     settings = read_json(file)
     name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
     _check_vector(file, settings)
@@ -230,14 +233,14 @@ def _read_dense(folder: Path, path: str, modules: SentenceModules) -> SentenceMo
     return modules._replace(dense=(*modules.dense, layer))
 
 
-def _read_normalize(folder: Path, path: str, modules: SentenceModules) -> SentenceModules:
+def _read_normalize(folder: UntrustedPath, path: str, modules: SentenceModules) -> SentenceModules:
     """Adds the division of a vector by its length."""
     return modules._replace(normalise=True)
 
 
 # Kind of module -> (the folder, the module's folder in it, the modules before) -> these and the
 # module. Each raises _UnsupportedError for what is not supported.
-READERS: dict[str, Callable[[Path, str, SentenceModules], SentenceModules]] = {
+READERS: dict[str, Callable[[UntrustedPath, str, SentenceModules], SentenceModules]] = {
     "Transformer": _read_transformer,
     "Pooling": _read_pooling,
     "Dense": _read_dense,
@@ -245,7 +248,7 @@ READERS: dict[str, Callable[[Path, str, SentenceModules], SentenceModules]] = {
 }
 
 
-def _check_vector(file: Path, settings: Mapping[str, Any]) -> None:
+def _check_vector(file: UntrustedPath, settings: Mapping[str, Any]) -> None:
     """Raise _UnsupportedError for a module after pooling that reads or gives anything but the
     vector of the text.
     """
@@ -254,7 +257,7 @@ def _check_vector(file: Path, settings: Mapping[str, Any]) -> None:
             raise _unsupported(file, key, settings[key])
 
 
-def _read_prompts(folder: Path) -> SentenceModules:
+def _read_prompts(folder: UntrustedPath) -> SentenceModules:
     """The texts that are put before a text, and the comparison of vectors, without any module."""
     file = folder / PROMPTS
     settings = _read_settings(file)

@@ -7,6 +7,7 @@ position of every tensor), and the tensors.
 
 import json
 import mmap
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -18,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.folders import AnyPath, UntrustedPath, named, open_file
 from trifold.hub.quantized import REMEDY
-from trifold.jsonfiles import check_inside, parse_json
+from trifold.jsonfiles import parse_json
 
 # Bytes; the format allows ten times as many, and the largest in use has below 1 MB.
 MAX_HEADER = 10 * 2**20
@@ -81,16 +83,17 @@ def lazy_tensors(
 class TensorFile(TransformedTensors):
     """The tensors of a safetensors file, which is mapped into memory once: read them, do not write.
 
-    Raises CheckpointError if the file is missing, damaged or a link out of its folder, if a name
+    Raises CheckpointError if the file is missing, damaged or refused by `open_file`, if a name
     occurs twice (the library takes the last one), or if a tensor is of a type that is not read.
     """
 
-    def __init__(self, path: Path) -> None:
-        check_inside(path)
+    def __init__(self, path: AnyPath) -> None:
+        path = named(path)
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
+                status = os.fstat(file.fileno())
                 size = int.from_bytes(file.read(8), "little")
-                if size > path.stat().st_size - 8:
+                if size > status.st_size - 8:
                     raise CheckpointError(
                         f"{path}: damaged or truncated (its header does not fit); copy the file "
                         "again"
@@ -121,12 +124,23 @@ class TensorFile(TransformedTensors):
             if any("is of 'F" in line for line in wrong):  # of 8 bits or less
                 remedy = f"these are quantized weights: {REMEDY}"
             raise list_problems(f"{path}: tensors of types that are not read; {remedy}", wrong)
-        try:
-            safe_open(path, framework="pt", device="cpu")  # checks sizes and positions
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path}: damaged or truncated ({error}); copy the file again"
-            ) from None
+        _check_positions(path, status)
+
+
+def _check_positions(path: UntrustedPath, status: os.stat_result) -> None:
+    """Raise CheckpointError if the sizes and positions in a file do not fit; status: of the file
+    that is mapped, because the library opens it by its name.
+    """
+    try:
+        target = path.target()
+        safe_open(target, framework="pt", device="cpu")
+        is_same = os.path.samestat(status, target.stat())
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: damaged or truncated ({error}); copy the file again"
+        ) from None
+    if not is_same:
+        raise CheckpointError(f"{path}: was replaced while it was read; repeat the command")
 
 
 def _read_tensor(memory: mmap.mmap, first: int, name: str, entry: dict[str, Any]) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError, UsageError
+from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.hub.files import replacing, write_json
 from trifold.hub.tensors import TensorFile, list_problems, renamed_tensors, write_tensors
 from trifold.jsonfiles import read_json
@@ -27,20 +28,21 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 # --- reading --------------------------------------------------------------------------------------
 
 
-def has_weights(folder: Path) -> bool:
+def has_weights(folder: UntrustedPath) -> bool:
     """Whether the folder has safetensors weights."""
-    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
-def read_weights(folder: Path) -> Mapping[str, Tensor]:
+def read_weights(folder: AnyPath) -> Mapping[str, Tensor]:
     """The tensors of a model folder.
 
     Raises CheckpointError if there are none, if they are pickled or damaged, and if the index names
     files outside the folder or disagrees with its shards.
     """
-    if (folder / SINGLE).is_file():
+    folder = named(folder)
+    if (folder / SINGLE).exists():
         return TensorFile(folder / SINGLE)
-    if (folder / INDEX).is_file():
+    if (folder / INDEX).exists():
         return open_shards(folder / INDEX, read_index(folder / INDEX, SHARD_NAME), TensorFile)
     if other := sorted(folder.glob("*.gguf")):
         raise CheckpointError(
@@ -60,15 +62,15 @@ def read_weights(folder: Path) -> Mapping[str, Tensor]:
     raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}; {remedy}")
 
 
-def _remedy_for_pickles(folder: Path) -> str:
+def _remedy_for_pickles(folder: UntrustedPath) -> str:
     """How to convert the pickled weights of a folder; only usual names are converted."""
-    if (folder / PICKLE).is_file() or (folder / PICKLE_INDEX).is_file():
+    if (folder / PICKLE).exists() or (folder / PICKLE_INDEX).exists():
         command = f"trifold convert {shlex.quote(str(folder))} NEW --trust-pickle"
         return f"turn them into {SINGLE}: {command}"
     return f"load and save_pretrained them with transformers, which writes {SINGLE}"
 
 
-def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
+def read_index(place: UntrustedPath, shard_name: re.Pattern[str]) -> dict[str, str]:
     """Tensor name -> shard. Raises CheckpointError listing every shard that is not a plain file
     name.
     """
@@ -91,7 +93,9 @@ def read_index(place: Path, shard_name: re.Pattern[str]) -> dict[str, str]:
 
 
 def open_shards(
-    place: Path, listed: Mapping[str, str], open_file: Callable[[Path], Mapping[str, Tensor]]
+    place: UntrustedPath,
+    listed: Mapping[str, str],
+    open_shard: Callable[[UntrustedPath], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
     """The tensors in the shards of an index.
 
@@ -103,7 +107,7 @@ def open_shards(
     problems: list[str] = []
     for shard in sorted(set(listed.values())):
         try:
-            files[shard] = open_file(place.parent / shard)
+            files[shard] = open_shard(place.parent / shard)
         except CheckpointError as error:
             problems.append(str(error))
             continue

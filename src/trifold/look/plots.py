@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trifold import disk
 from trifold.errors import TrifoldError, UsageError
+from trifold.folders import named
 from trifold.jsonfiles import finite, iter_metrics
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
 
 def read_metric(run: Path, key: str) -> tuple[list[int], list[float]]:
     """Steps and values of one key of metrics.jsonl, such as `train/loss` or `valid/accuracy`."""
-    lines = iter_metrics(run / "metrics.jsonl")
+    lines = iter_metrics(named(run) / "metrics.jsonl")
     values = {line["step"]: finite(line.get(key)) for line in lines if key in line}
     points = {step: value for step, value in values.items() if value is not None}
     return [*points], [*points.values()]

@@ -5,12 +5,14 @@ checkpoints.
 import csv
 from collections import defaultdict
 from copy import copy, deepcopy
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trifold.errors import CheckpointError, UsageError
+from trifold.folders import AnyPath, UntrustedPath, named, read_text
 from trifold.jsonfiles import finite, iter_metrics
 from trifold.look.attention import HOOKS
 from trifold.look.session import Answer, Session
@@ -21,23 +23,24 @@ from trifold.train.checkpoint import list_checkpoints, load, step_of
 
 MAX_POINTS = 2_000  # of a curve
 MAX_SAMPLES = 20  # of a step
+MAX_SAMPLE_BYTES = 100 * 2**20  # of the file of a step
 
 
 def run_folder(model: str) -> Path | None:
     """The run of a model folder or of a run, or None."""
     model_folder = Path(model).expanduser()
     for folder in (model_folder, model_folder.parent):
-        if (folder / "metrics.jsonl").is_file():
+        if (named(folder) / "metrics.jsonl").exists():
             return folder
     return None
 
 
-def _folder(session: Session) -> Path:
+def _folder(session: Session) -> UntrustedPath:
     if session.folder is None:
         raise UsageError(
             "the model does not belong to a run; name the folder that `trifold train` wrote"
         )
-    return session.folder
+    return named(session.folder)
 
 
 def run(session: Session) -> Answer:
@@ -55,11 +58,15 @@ def run(session: Session) -> Answer:
             if name != "step" and number is not None:
                 curves[name][line["step"]] = number
     samples = []
-    for file in sorted((folder / "samples").glob("step-*.tsv")):
-        with file.open(encoding="utf-8", newline="") as lines:
-            header, *rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    for file in (folder / "samples").glob("step-*.tsv"):
+        lines = StringIO(read_text(file, MAX_SAMPLE_BYTES), newline="")
+        header, *rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
         samples.append(
-            {"step": step_of(file.with_suffix("")), "header": header, "rows": rows[:MAX_SAMPLES]}
+            {
+                "step": int(file.stem.removeprefix("step-")),
+                "header": header,
+                "rows": rows[:MAX_SAMPLES],
+            }
         )
     return {
         "name": folder.name,
@@ -78,7 +85,7 @@ def _thin(points: dict[float, float]) -> dict[str, Any]:
     return {"steps": chosen[:, 0], "values": chosen[:, 1]}
 
 
-def at_checkpoint(finished: Pipeline, checkpoint: Path) -> Pipeline:
+def at_checkpoint(finished: Pipeline, checkpoint: AnyPath) -> Pipeline:
     """A copy of the model of a run with the weights of a checkpoint. Raises CheckpointError for
     other weights.
     """

@@ -5,12 +5,12 @@ data.
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import inf
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from trifold.data import DataSettings
 from trifold.data.image_sets import measure_images
 from trifold.errors import SettingsError, TrifoldError
+from trifold.folders import UntrustedPath
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES
 from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
@@ -172,7 +172,7 @@ def _for_task(
     return defaults, config
 
 
-def _of_sentence_model(start: Path, modules: SentenceModules) -> dict[str, Any]:
+def _of_sentence_model(start: UntrustedPath, modules: SentenceModules) -> dict[str, Any]:
     """The settings of a folder of sentence-transformers that training keeps."""
     problem = modules.problem
     if modules.dense:
@@ -191,7 +191,7 @@ def _of_sentence_model(start: Path, modules: SentenceModules) -> dict[str, Any]:
     }
 
 
-def _with_heads(folder: Path, objective: type[ObjectiveSettings]) -> ModelConfig:
+def _with_heads(folder: UntrustedPath, objective: type[ObjectiveSettings]) -> ModelConfig:
     """The config of a model folder, with the heads for the objective as its family has them, and
     without labels.
     """

@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from trifold.errors import SettingsError
+from trifold.folders import named
 from trifold.hub import load_model, read_config, resolve
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
@@ -145,10 +146,11 @@ class DistillSettings(ObjectiveSettings):
         not fit together.
         """
         folder = resolve(self.teacher)
-        if not (context.folder / TOKENIZER_FILE).is_file():
+        if not (named(context.folder) / TOKENIZER_FILE).exists():
             context.report(f"tokenizer: that of the teacher, {self.teacher}")
-            context.folder.mkdir(parents=True, exist_ok=True)
-            read_tokenizer(folder).save(context.folder)
+            own = named(context.folder).path
+            own.mkdir(parents=True, exist_ok=True)
+            read_tokenizer(folder).save(own)
         bundle = self.of.build(context)
         teacher, _ = load_model(folder)
         if teacher.config.vocab_size > bundle.config.vocab_size:  # rows without a token

@@ -18,6 +18,7 @@ from pydantic import Field
 from trifold.data import Rows
 from trifold.data.image_sets import read_images
 from trifold.data.images import ImageSettings, normalize
+from trifold.folders import named
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs
 from trifold.objectives.batch import Batch
@@ -58,7 +59,7 @@ class ImagesSettings(ClassifySettings):
 
     def build(self, context: BuildContext) -> TaskBundle:
         # Preprocessing of this run, or of start_from, whose folder is also that of the tokenizer.
-        folders = context.folder, Path(context.tokenizer.file or context.folder)
+        folders = context.folder, context.tokenizer.file or context.folder
         pictures = next(filter(None, map(read_image_settings, folders)), None)
         if pictures is None:
             pictures = ImageSettings(size=context.model.image_size, mean=(0.5,), deviation=(0.5,))
@@ -68,7 +69,7 @@ class ImagesSettings(ClassifySettings):
         )
         config = config_with_labels(context, context.model, train, valid, self.label_separator)
         objective = Images(self, None, config, None, context.report, train=train, pictures=pictures)
-        objective.save(context.folder)
+        objective.save(named(context.folder).path)
         return TaskBundle(objective, config, train, valid)
 
 

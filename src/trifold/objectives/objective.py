@@ -26,6 +26,7 @@ from trifold.batches import BatchSettings
 from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Rows, read_splits
 from trifold.errors import DataError, SettingsError
+from trifold.folders import AnyPath, named
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.checks import first_problem
 from trifold.nn.config import Head, Shape
@@ -65,7 +66,7 @@ class BuildContext:
     model: ModelConfig
     batches: BatchSettings
     seed: int
-    folder: Path
+    folder: AnyPath
     report: Callable[[str], None]
     start: ModelConfig | None = None
     is_trained: bool = False
@@ -146,13 +147,14 @@ class BuildContext:
 
         name: its file. note: for the report. save: options of `Tokenizer.save` for a new one.
         """
-        if (path := self.folder / name).is_file():
+        if (path := named(self.folder) / name).exists():
             found = Tokenizer.load(path, dropout=self.tokenizer.dropout)
             return self._fitted(found, name)
         self.report(f"tokenizer: {self.tokenizer.file or self.tokenizer.kind}{note} …")
         tokenizer = make_tokenizer(texts(), self.tokenizer)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        tokenizer.save(self.folder, name, **save)
+        folder = named(self.folder).path
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder, name, **save)
         return tokenizer
 
     def _fitted(self, tokenizer: Tokenizer, name: str) -> Tokenizer:
@@ -236,9 +238,9 @@ class ObjectiveSettings(Settings):
         """The command that uses the model of a run with these settings."""
         return f"trifold {self.command_for(shlex.quote(str(folder)), folder / 'model')}"
 
-    def command_for(self, name: str, model: Path) -> str:
+    def command_for(self, name: str, model: AnyPath) -> str:
         """The arguments that use the model in a folder, which they call `name`."""
-        mask = names_of(merge_files(model), {}).get("mask_token", "<mask>")
+        mask = names_of(merge_files(named(model)), {}).get("mask_token", "<mask>")
         return self.evaluated.command.format(folder=name, mask=mask)
 
     @classmethod

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trifold.errors import CheckpointError, DataError
-from trifold.jsonfiles import check_inside, read_text
+from trifold.folders import UntrustedPath, read_text
 from trifold.sandbox import Sandbox, SandboxError
 
 MAX_TEMPLATE = 1 << 20  # bytes; the longest in use have about 30,000
@@ -21,14 +21,13 @@ MAX_ADDED = 1 << 16
 _SANDBOX = Sandbox(Path(__file__).with_name("chat_handler.py"))
 
 
-def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+def read_templates(folder: UntrustedPath, settings: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name (`default` is the usual one). Files take precedence over `chat_template` in
     the settings.
     """
-    check_inside(folder / "additional_chat_templates")
-    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:32]
+    more = (folder / "additional_chat_templates").glob("*.jinja")[:32]
     files = {"default": folder / "chat_template.jinja", **{path.stem: path for path in more}}
-    texts = {name: read_text(path, MAX_TEMPLATE) for name, path in files.items() if path.is_file()}
+    texts = {name: read_text(path, MAX_TEMPLATE) for name, path in files.items() if path.exists()}
     templates = texts or _templates_in_settings(settings.get("chat_template"))
     for name, text in templates.items():
         if len(text) > MAX_TEMPLATE:

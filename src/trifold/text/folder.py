@@ -5,12 +5,12 @@ The settings file, or else the model's config, names a class. The class determin
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
+from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, UNKNOWN_SENTENCEPIECE, TokenizerClass
 from trifold.text.panics import hidden_panics, is_panic
@@ -42,7 +42,7 @@ _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3", "bigbird_peg
 _WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer")
 
 
-def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) -> Tokenizer:
+def read_tokenizer(folder: AnyPath, *, target: bool = False, **options: Any) -> Tokenizer:
     """The tokenizer of a model folder of any family; with `target`, that of a Marian model's target
     side.
 
@@ -50,16 +50,16 @@ def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) 
     without a special token has the id None. Raises CheckpointError if there is no tokenizer, or it
     is damaged, unsafe or not supported.
     """
-    path = Path(folder)
+    path = named(folder)
     settings = merge_files(path)
     name = _class_name(path, settings)
     try:
         with hidden_panics():
-            if name == "MarianTokenizer" and (path / "source.spm").is_file():
+            if name == "MarianTokenizer" and (path / "source.spm").exists():
                 return read_marian(path, settings, target)
-            if name == "M2M100Tokenizer" and (path / "vocab.json").is_file():
+            if name == "M2M100Tokenizer" and (path / "vocab.json").exists():
                 return read_m2m(path, settings)
-            if name == "BertweetTokenizer" and (path / "bpe.codes").is_file():
+            if name == "BertweetTokenizer" and (path / "bpe.codes").exists():
                 return read_bertweet(path, settings)
             return _read(path, settings, name, {"complete": False} | options)
     except CheckpointError:
@@ -73,27 +73,27 @@ def read_tokenizer(folder: str | Path, *, target: bool = False, **options: Any) 
         ) from None
 
 
-def read_tokenizers(folder: Path) -> tuple[Tokenizer | None, Tokenizer | None]:
+def read_tokenizers(folder: UntrustedPath) -> tuple[Tokenizer | None, Tokenizer | None]:
     """The tokenizers of input and output, if any; the second is None if it is the same."""
-    if not any(True for pattern in FILES for _ in folder.glob(pattern)):
+    if not any(folder.glob(pattern) for pattern in FILES):
         return None, None
     reader = read_tokenizer(folder)
     target = folder / TARGET_TOKENIZER_FILE
-    if target.is_file():
+    if target.exists():
         return reader, Tokenizer.load(target)
-    if (folder / "target.spm").is_file():
+    if (folder / "target.spm").exists():
         return reader, read_tokenizer(folder, target=True)
     return reader, None
 
 
-def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
+def _class_name(path: UntrustedPath, settings: Mapping[str, Any]) -> str | None:
     config = read_optional(path / "config.json")
     model_type = config.get("model_type")
     if model_type in _OVERRIDDEN:
         return None
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     named = named or CLASS_OF_MODEL.get(str(model_type))
-    if named is None and (path / "source.spm").is_file():
+    if named is None and (path / "source.spm").exists():
         return "MarianTokenizer"
     if not named:
         return None
@@ -101,12 +101,12 @@ def _class_name(path: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _read(
-    path: Path, settings: Mapping[str, Any], name: str | None, options: Mapping[str, Any]
+    path: UntrustedPath, settings: Mapping[str, Any], name: str | None, options: Mapping[str, Any]
 ) -> Tokenizer:
     """The tokenizer of a folder, by the class of this name if it is known."""
     file = path / TOKENIZER_FILE
     kind = CLASSES.get(name or "")
-    if file.is_file():
+    if file.exists():
         names = names_of(settings, kind.names if kind else {})
         library, guard = _read_file(file, kind, settings, names)
     else:
@@ -123,7 +123,7 @@ def _read(
 
 
 def _read_file(
-    file: Path, kind: TokenizerClass | None, settings: Mapping[str, Any], names: Names
+    file: UntrustedPath, kind: TokenizerClass | None, settings: Mapping[str, Any], names: Names
 ) -> tuple[Library, PatternGuard]:
     """The tokenizer of a `tokenizer.json` with the changes of its class, or the parts of the class
     with its vocabulary; and the guard of its patterns.
@@ -146,11 +146,11 @@ def _read_file(
     return library, guard
 
 
-def _guess_class(path: Path) -> TokenizerClass:
+def _guess_class(path: UntrustedPath) -> TokenizerClass:
     """The class that the vocabulary files suggest."""
-    if (path / "vocab.txt").is_file():
+    if (path / "vocab.txt").exists():
         return CLASSES["BertTokenizer"]
-    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+    if (path / "vocab.json").exists() and (path / "merges.txt").exists():
         return CLASSES["GPT2Tokenizer"]
     return UNKNOWN_SENTENCEPIECE
 
@@ -165,7 +165,7 @@ def _matches(kind: TokenizerClass, document: Mapping[str, Any]) -> bool:
 
 def _build(
     kind: TokenizerClass,
-    path: Path,
+    path: UntrustedPath,
     document: Mapping[str, Any],
     settings: Mapping[str, Any],
     names: Names,

@@ -8,13 +8,12 @@ it was read from.
 import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer as Library, decoders, models
 
 from trifold.errors import CheckpointError
-from trifold.jsonfiles import read_bytes
+from trifold.folders import UntrustedPath, read_bytes
 from trifold.text.chat import read_templates
 from trifold.text.classes import BOS_EOS_EOS, EOS, FAIRSEQ, T5
 from trifold.text.languages import M2M
@@ -32,7 +31,7 @@ _FILES = (
 _M2M = {role: name for role, name in FAIRSEQ.items() if role not in ("cls_token", "mask_token")}
 
 
-def read_marian(path: Path, settings: Mapping[str, Any], target: bool) -> Tokenizer:
+def read_marian(path: UntrustedPath, settings: Mapping[str, Any], target: bool) -> Tokenizer:
     """The tokenizer of a Marian model's source side, or target side."""
     names = names_of(settings, T5)
     model = "source.spm"
@@ -66,7 +65,7 @@ def _language_prefix(text: str) -> str:
     return text[: end + len("<<")]
 
 
-def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
+def read_m2m(path: UntrustedPath, settings: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of M2M-100: ids of `vocab.json`, then those of the languages."""
     names = names_of(settings, _M2M)
     kind = settings.get("language_codes") or "m2m100"
@@ -92,7 +91,7 @@ def read_m2m(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
     return _make_tokenizer(path, extra, names, ids, language(source, first=True), decoder, segment)
 
 
-def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
+def read_bertweet(path: UntrustedPath, settings: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of BERTweet. Raises CheckpointError if it normalizes tweets, which is not
     supported.
     """
@@ -116,7 +115,7 @@ def read_bertweet(path: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _make_tokenizer(
-    path: Path,
+    path: UntrustedPath,
     settings: Mapping[str, Any],
     names: Names,
     ids: dict[str, int],
@@ -138,13 +137,13 @@ def _make_tokenizer(
         settings=settings,
         segment=segment,
         files={
-            name: read_bytes(path / name, MAX_MODEL) for name in _FILES if (path / name).is_file()
+            name: read_bytes(path / name, MAX_MODEL) for name in _FILES if (path / name).exists()
         },
         templates=read_templates(path, settings),
     )
 
 
-def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
+def sentencepiece_segmenter(path: UntrustedPath, *, any_kind: bool = False) -> Segment:
     """Segmentation by a unigram model, or one of any kind. Raises CheckpointError for another or an
     invalid one.
     """
@@ -161,7 +160,7 @@ def sentencepiece_segmenter(path: Path, *, any_kind: bool = False) -> Segment:
     return partial(processor.encode, out_type=str)
 
 
-def fast_bpe(codes: Path) -> Segment:
+def fast_bpe(codes: UntrustedPath) -> Segment:
     """BERTweet's BPE (Nguyen et al. 2020): `@@` follows every piece that does not end a word."""
     merges = [
         (pair[0], pair[1]) for line in read_lines(codes) if len(pair := line.split()[:2]) == 2

@@ -4,12 +4,12 @@ tokenizer.
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from tokenizers import AddedToken, Tokenizer as Library
 
 from trifold.errors import CheckpointError
+from trifold.folders import UntrustedPath
 from trifold.jsonfiles import read_json
 from trifold.text.validation import Rejected, check_id
 
@@ -86,7 +86,7 @@ def complete_names(library: Library, names: Mapping[str, str]) -> dict[str, str]
     return {role: name for role in NAMED_ROLES if (name := found[role]) is not None}
 
 
-def merge_files(folder: Path) -> dict[str, Any]:
+def merge_files(folder: UntrustedPath) -> dict[str, Any]:
     """The three settings files of a folder, merged as in `transformers`. Raises CheckpointError."""
     settings, special, added = (read_optional(folder / name) for name in SETTINGS)
     _check_added_ids(added, folder / SETTINGS[2])
@@ -107,7 +107,7 @@ def merge_files(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _check_added_ids(added: Mapping[str, Any], file: Path) -> None:
+def _check_added_ids(added: Mapping[str, Any], file: UntrustedPath) -> None:
     """Raise CheckpointError unless the file maps each token to an id."""
     try:
         for token, number in added.items():
@@ -116,9 +116,9 @@ def _check_added_ids(added: Mapping[str, Any], file: Path) -> None:
         raise CheckpointError(f"{file}: {error}; correct it, or copy the file again") from None
 
 
-def read_optional(file: Path) -> dict[str, Any]:
+def read_optional(file: UntrustedPath) -> dict[str, Any]:
     """The content of a JSON file of a folder, if there is one. Raises CheckpointError."""
-    if not file.is_file():
+    if not file.exists():
         return {}
     return read_json(file, largest=_MAX_INTEGER)
 

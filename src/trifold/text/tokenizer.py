@@ -22,6 +22,7 @@ from tokenizers import (
 
 from trifold import disk
 from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
 from trifold.text.chat_ids import TemplateTokens, has_placeholders, hide_names
@@ -592,14 +593,16 @@ class Tokenizer:
         return config | self.names | {"tokenizer_class": "PreTrainedTokenizerFast"}
 
     @classmethod
-    def load(cls, path: str | Path, *, dropout: float = 0.0) -> Self:
+    def load(cls, path: AnyPath, *, dropout: float = 0.0) -> Self:
         """Read a `tokenizer.json`, or the one in a folder; the files next to it name the special
         tokens.
 
         Raises DataError if it is missing or invalid.
         """
-        file = Path(os.path.expandvars(path)).expanduser()
-        if file.is_dir():
+        if not isinstance(path, UntrustedPath):
+            path = Path(os.path.expandvars(path)).expanduser()
+        file = named(path)
+        if file.is_folder():
             file = file / TOKENIZER_FILE
         try:
             library, _, guard = read_library(file)
@@ -617,7 +620,7 @@ class Tokenizer:
             raise DataError(f"{error}; repair or remove it") from None
         names = names_of(settings, {})
         own = {key: settings[key] for key in NO_LIMITS | TOKEN_TYPES if key in settings}
-        if (file.parent / SETTINGS[0]).is_file():
+        if (file.parent / SETTINGS[0]).exists():
             own.setdefault("split_special_tokens", False)
         return cls(library, dropout=dropout, names=names, settings=own, guard=guard)
 

@@ -21,6 +21,7 @@ from tokenizers import (
 )
 
 from trifold.errors import SettingsError
+from trifold.folders import open_named
 from trifold.settings import Conflict, Settings
 from trifold.text.folder import read_tokenizer
 from trifold.text.special_tokens import SPECIAL, UNK, is_hole
@@ -100,7 +101,8 @@ def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeniz
     tokens = settings.add
     if isinstance(tokens, str):
         try:
-            tokens = tuple(Path(tokens).expanduser().read_text("utf-8").splitlines())
+            with open_named(Path(tokens).expanduser()) as file:
+                tokens = tuple(file.read().decode("utf-8").splitlines())
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(
                 f"tokenizer.add: {tokens} cannot be read ({error}); name a file"

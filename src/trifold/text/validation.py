@@ -5,13 +5,13 @@ around a text. Patterns are run by `patterns`.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
-from trifold.jsonfiles import parse_json, read_bytes
+from trifold.folders import UntrustedPath, read_bytes
+from trifold.jsonfiles import parse_json
 from trifold.text.panics import hidden_panics, is_panic
 from trifold.text.patterns import PARTS, PatternGuard, iter_objects
 
@@ -33,7 +33,7 @@ class Rejected(ValueError):
     """The reason why a part of a tokenizer is not used."""
 
 
-def read_library(path: Path) -> tuple[Library, dict[str, Any], PatternGuard]:
+def read_library(path: UntrustedPath) -> tuple[Library, dict[str, Any], PatternGuard]:
     """The tokenizer in a `tokenizer.json`, its content, and the guard of its patterns.
 
     Raises CheckpointError if it is invalid or unsafe.

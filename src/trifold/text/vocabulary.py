@@ -7,13 +7,13 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 
 from trifold.errors import CheckpointError
-from trifold.jsonfiles import parse_json, read_bytes, read_text
+from trifold.folders import UntrustedPath, read_bytes, read_text
+from trifold.jsonfiles import parse_json
 from trifold.text.patterns import iter_objects
 from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary, pair_of
 
@@ -45,16 +45,16 @@ class Vocabulary:
     byte_fallback: bool = False
 
 
-def read_vocabulary(folder: Path) -> Vocabulary:
+def read_vocabulary(folder: UntrustedPath) -> Vocabulary:
     """The vocabulary of a folder without a `tokenizer.json`. Raises CheckpointError if there is
     none.
     """
     for name in SENTENCEPIECE:
-        if (folder / name).is_file():
+        if (folder / name).exists():
             return read_sentencepiece(folder / name)
-    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+    if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
         return from_vocab_and_merges(folder / "vocab.json", folder / "merges.txt")
-    if (folder / "vocab.txt").is_file():
+    if (folder / "vocab.txt").exists():
         return Vocabulary(
             ids={line.rstrip(): n for n, line in enumerate(read_lines(folder / "vocab.txt"))}
         )
@@ -87,7 +87,7 @@ def from_document(document: Mapping[str, Any]) -> Vocabulary:
     )
 
 
-def from_vocab_and_merges(vocab: Path, merges: Path) -> Vocabulary:
+def from_vocab_and_merges(vocab: UntrustedPath, merges: UntrustedPath) -> Vocabulary:
     """`vocab.json` and `merges.txt`, one pair per line in order of priority."""
     pairs = []
     for number, line in enumerate(read_lines(merges), start=1):
@@ -100,7 +100,7 @@ def from_vocab_and_merges(vocab: Path, merges: Path) -> Vocabulary:
     return Vocabulary(ids=read_ids(vocab), merges=pairs)
 
 
-def read_ids(path: Path) -> dict[str, int]:
+def read_ids(path: UntrustedPath) -> dict[str, int]:
     """A `vocab.json`, token -> id. Raises CheckpointError for an invalid id."""
     ids = parse_json(read_bytes(path, MAX_FILE), str(path))
     try:
@@ -110,7 +110,7 @@ def read_ids(path: Path) -> dict[str, int]:
     return ids
 
 
-def read_lines(path: Path) -> list[str]:
+def read_lines(path: UntrustedPath) -> list[str]:
     r"""Lines of a UTF-8 file; only \n and \r\n end a line."""
     text = read_text(path, MAX_FILE)
     lines = text.removesuffix("\n").split("\n") if text else []
@@ -141,7 +141,7 @@ def _all_merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
     ]
 
 
-def read_sentencepiece(path: Path) -> Vocabulary:
+def read_sentencepiece(path: UntrustedPath) -> Vocabulary:
     """The vocabulary of a SentencePiece model; the merges of a BPE model are all those that its
     pieces allow.
 

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from trifold import disk
 from trifold.disk import sha256_of_file
 from trifold.errors import CheckpointError
-from trifold.hub.tensors import encode_header, tensor_bytes
+from trifold.folders import AnyPath, UntrustedPath, named, open_file
+from trifold.hub.tensors import TensorFile, encode_header, tensor_bytes
+from trifold.jsonfiles import MAX_JSON
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
 from trifold.train.sharding import exhaust, gathered
@@ -39,6 +39,7 @@ OPTIMIZER = "optimizer.safetensors"
 PROGRESS = "progress.json"
 FILES = {WEIGHTS, OPTIMIZER, PROGRESS}
 NAME = "step-" + "[0-9]" * 8
+P = TypeVar("P", Path, UntrustedPath)
 
 
 class BestValidation(NamedTuple):
@@ -223,7 +224,7 @@ def _is_ours(path: Path) -> bool:
     damaged.
     """
     try:
-        _read_manifest(path)
+        _read_manifest(named(path))
         return {file.name for file in path.iterdir()} <= {*FILES, MANIFEST}
     except (CheckpointError, OSError):
         return False
@@ -301,31 +302,38 @@ class Saver:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def load(path: Path, *, optimizer: bool = True) -> Checkpoint:
+def load(path: AnyPath, *, optimizer: bool = True) -> Checkpoint:
     """Read and verify a checkpoint. Raises CheckpointError naming the file that is missing, damaged
     or unreadable.
     """
+    path = named(path)
     try:
         for name, expected in _read_manifest(path).items():
             file = path / name
-            if not file.is_file():
+            if not file.exists():
                 raise CheckpointError(f"{file}: missing, though the manifest lists it")
             if (optimizer or name != OPTIMIZER) and sha256_of_file(file) != expected:
                 raise CheckpointError(f"{file}: damaged (its SHA-256 differs from {MANIFEST})")
         file = path
-        weights = load_file(path / WEIGHTS)
+        weights = _read_tensors(path / WEIGHTS)
         state: dict[str, Tensor] = {}
         if optimizer:
-            state = load_file(path / OPTIMIZER)
-        progress = json.loads((path / PROGRESS).read_text("utf-8"))
+            state = _read_tensors(path / OPTIMIZER)
+        with open_file(path / PROGRESS) as content:
+            progress = json.loads(content.read().decode("utf-8"))
     except OSError as error:
         raise _unreadable(file, error) from error
-    except (SafetensorError, ValueError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: not a checkpoint of trifold ({error})") from error
     return Checkpoint(weights, state, progress)
 
 
-def _unreadable(path: Path, error: OSError) -> CheckpointError:
+def _read_tensors(path: UntrustedPath) -> dict[str, Tensor]:
+    """The tensors of a file, which training may change."""
+    return {name: tensor.clone() for name, tensor in TensorFile(path).items()}
+
+
+def _unreadable(path: UntrustedPath, error: OSError) -> CheckpointError:
     """Unreadable checkpoints are skipped like damaged ones."""
     return CheckpointError(f"{path}: cannot be read ({error.strerror or error})")
 
@@ -338,14 +346,14 @@ class NewestCheckpoint(NamedTuple):
     rejected: list[str]
 
 
-def load_newest(folder: Path) -> NewestCheckpoint | None:
+def load_newest(folder: AnyPath) -> NewestCheckpoint | None:
     """None if there is no checkpoint. Raises CheckpointError if there are some and all are
     damaged.
     """
     rejected: list[str] = []
-    for path in reversed(list_checkpoints(folder)):
+    for path in reversed(list_checkpoints(named(folder))):
         try:
-            return NewestCheckpoint(path, load(path), rejected)
+            return NewestCheckpoint(path.path, load(path), rejected)
         except CheckpointError as error:
             rejected.append(str(error))
     if not rejected:
@@ -354,17 +362,21 @@ def load_newest(folder: Path) -> NewestCheckpoint | None:
     raise CheckpointError("\n".join([*rejected, f"{folder}: {remedy}"]))
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: P) -> list[P]:
     """Finished checkpoints, oldest first. Raises CheckpointError if they cannot be listed, so no
-    run starts over.
+    run starts over, and if the folder is a link that leads out of that of the run.
     """
+    source = named(folder)
+    if not source.is_inside():
+        return []
     try:
-        entries = list(folder.iterdir())
+        entries = list(source.path.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise _unreadable(folder, error) from error
-    return sorted(path for path in entries if fnmatchcase(path.name, NAME) and _is_non_empty(path))
+        raise _unreadable(source, error) from error
+    names = (path.name for path in sorted(entries) if fnmatchcase(path.name, NAME))
+    return [folder / name for name in names if _is_non_empty(source.path / name)]
 
 
 def _is_non_empty(path: Path) -> bool:
@@ -375,14 +387,14 @@ def _is_non_empty(path: Path) -> bool:
         return True
 
 
-def regular_checkpoints(folder: Path, every: int) -> list[Path]:
+def regular_checkpoints(folder: P, every: int) -> list[P]:
     """The checkpoints that an uninterrupted run has too: those whose step is a multiple of
     `every`.
     """
     return [path for path in list_checkpoints(folder) if step_of(path) % every == 0]
 
 
-def step_of(path: Path) -> int:
+def step_of(path: Path | UntrustedPath) -> int:
     """2000 for `step-00002000`."""
     return int(path.name.removeprefix("step-"))
 
@@ -402,10 +414,11 @@ def _manifest_text(digests: Mapping[str, str]) -> str:
     return _json({**content, "manifest": hashlib.sha256(_json(content).encode()).hexdigest()})
 
 
-def _read_manifest(path: Path) -> Mapping[str, str]:
+def _read_manifest(path: UntrustedPath) -> Mapping[str, str]:
     file = path / MANIFEST
     try:
-        text = file.read_bytes().decode("utf-8")
+        with open_file(file) as content:
+            text = content.read(MAX_JSON).decode("utf-8")
         digests: dict[str, str] = json.loads(text)["sha256"]
         known = json.loads(text)["format"] == FORMAT and set(digests) == FILES
     except (FileNotFoundError, NotADirectoryError) as error:

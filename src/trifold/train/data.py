@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding
 from trifold.batches.plan import Plan
 from trifold.costs import count_parameters
 from trifold.errors import DataError, SettingsError
+from trifold.folders import AnyPath, UntrustedPath
 from trifold.hub import read_config, resolve
 from trifold.hub.folder import describe_misfit
 from trifold.hub.generation import check_limits
@@ -103,11 +103,11 @@ class TrainingData:
             )
 
 
-def load_data(recipe: Recipe, tokenizer_folder: Path, view: View) -> TrainingData:
+def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> TrainingData:
     """Read data, train or load tokenizers, encode, and report skipped rows. Raises SettingsError or
     DataError.
     """
-    start_folder: Path | None = None
+    start_folder: UntrustedPath | None = None
     start_config: ModelConfig | None = None
     if recipe.start_from is not None:
         start_folder = resolve(recipe.start_from)

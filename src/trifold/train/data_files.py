@@ -26,6 +26,7 @@ from trifold.data.files import FOLDER_FORMATS, KnownDigests, is_dataset
 from trifold.data.frames import digest_rows
 from trifold.data.image_sets import list_images
 from trifold.errors import DataError, TrifoldError
+from trifold.folders import UntrustedPath, named
 from trifold.hub import resolve
 from trifold.hub.names import DOWNLOADED
 from trifold.recipe import Recipe
@@ -80,7 +81,7 @@ def data_files(recipe: Recipe) -> dict[str, dict[str, str]]:
     if tokenizer is not None:
         path = expand_path(tokenizer)
         if path.is_dir():
-            files["tokenizer.file"] = _model_files(path)
+            files["tokenizer.file"] = _model_files(named(path))
         else:
             files["tokenizer.file"] = {str(path): ""}
     return files
@@ -107,15 +108,18 @@ def _compute_digests(recipe: Recipe, known: KnownDigests) -> dict[str, dict[str,
     return {key: group for key, group in digests.items() if group}
 
 
-def _model_files(folder: Path) -> dict[str, str]:
-    """The files of a model or tokenizer folder that may be read."""
-    paths = {str(path) for pattern in DOWNLOADED for path in folder.glob(pattern)}
+def _model_files(folder: UntrustedPath) -> dict[str, str]:
+    """The files of a model or tokenizer folder that may be read. Raises CheckpointError for a link
+    that leads out.
+    """
+    found = (path for pattern in DOWNLOADED for path in folder.glob(pattern))
+    paths = {str(path) for path in found if path.is_inside()}
     return dict.fromkeys(sorted(paths), "")
 
 
 def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
     """The content of data.json; empty if it is missing or damaged."""
-    content = read_object(folder.data)
+    content = read_object(folder.below(folder.data))
     try:
         return {
             key: {name: FileDigest(**digest) for name, digest in files.items()}

@@ -109,7 +109,7 @@ def resume(run: str | Path, **arguments: Any) -> Outcome:
     `train`; data in memory is given again.
     """
     recipe = recipe_of_run(run)
-    return train(recipe, out=recipe.parent, resume="auto", **arguments)
+    return train(recipe.path, out=recipe.path.parent, resume="auto", **arguments)
 
 
 def _train_in(
@@ -143,7 +143,7 @@ def _train_in(
 def _interrupted_outcome(folder: RunFolder, view: View, stop: StopRequest) -> Outcome:
     """The outcome of a session that a signal has ended before its first step."""
     step = 0
-    if saved := checkpoint.list_checkpoints(folder.checkpoints):
+    if saved := checkpoint.list_checkpoints(folder.below(folder.checkpoints)):
         step = checkpoint.step_of(saved[-1])
     view.say(f"stopped at step {step:,}, while preparing; continue with {folder.continue_command}")
     return Outcome(folder.path, step, 0.0, {}, "signal", stop.exit_code)

@@ -52,7 +52,7 @@ def run_card(
     if result is not None:
         scores, measured = _scores(result)
     return ModelCard(
-        **describe_model(folder.model, read_json(folder.model / CONFIG)),
+        **describe_model(folder.model, read_json(folder.below(folder.model) / CONFIG)),
         parameters=parameters,
         pipeline_tag=task.pipeline_tag,
         command=task.command_for("MODEL", folder.model),

@@ -112,7 +112,7 @@ class Preparation:
         """
         for line in self.folder.open(resume=self.resume):
             self.view.say(line)
-        if not self.folder.recipe.is_file():
+        if not self.folder.recipe.exists():
             return False
         changes = check_same_run(
             self.recipe,
@@ -142,7 +142,7 @@ class Preparation:
         """Read the data, and train or load the tokenizer. Raises SettingsError if the run does not
         fit into memory.
         """
-        data = load_data(self.recipe, self.folder.tokenizer, self.view)
+        data = load_data(self.recipe, self.folder.below(self.folder.tokenizer), self.view)
         if self.recipe.train.check_memory:
             mean_length = max(1, int(data.train.lengths.mean()))
             need, parameters = estimate_memory(
@@ -178,7 +178,7 @@ class Preparation:
         if newest is not None:
             state = newest.state
         else:
-            state = checkpoint.load(self.folder.checkpoints / name)
+            state = checkpoint.load(self.folder.below(self.folder.checkpoints) / name)
         trainer.restore(state.weights, state.optimizer)
         data.objective.restore(state.progress)
         return TrainingProgress.from_dict(state.progress)
@@ -187,7 +187,7 @@ class Preparation:
         """Rank 0: the newest intact checkpoint, and a new session in environment.json. Raises
         DataError if the labels have changed.
         """
-        newest = checkpoint.load_newest(self.folder.checkpoints)
+        newest = checkpoint.load_newest(self.folder.below(self.folder.checkpoints))
         if newest is None:
             self.folder.record_session(0, [], self.recipe.overrides)
             return None

@@ -76,7 +76,7 @@ def _decide(
         return details, None
     # A regular checkpoint, so that an interrupted run returns as far as an uninterrupted one.
     session.saver.wait()
-    regular = checkpoint.regular_checkpoints(folder.checkpoints, settings.save_every)
+    regular = checkpoint.regular_checkpoints(folder.below(folder.checkpoints), settings.save_every)
     names = [path.name for path in regular if checkpoint.step_of(path) <= progress.step]
     if not names:
         return details, None

@@ -26,7 +26,7 @@ from trifold.train.data_files import (
     data_sources,
     read_data_json,
 )
-from trifold.train.run_folder import IDENTITY, RunFolder, read_object
+from trifold.train.run_folder import IDENTITY, RunFolder
 
 # --- the identity of a run ------------------------------------------------------------------------
 #
@@ -72,7 +72,7 @@ def run_identity(
 
 def tokenizer_digests(folder: RunFolder) -> dict[str, str]:
     """The SHA-256 of the tokenizer files that exist, by name."""
-    files = sorted(path for path in folder.tokenizer.glob("[!.]*") if path.is_file())
+    files = folder.below(folder.tokenizer).glob("[!.]*")
     return {path.name: sha256_of_file(path) for path in files}
 
 
@@ -120,7 +120,7 @@ def check_same_run(
     tokenizer file, or a data file because of which a default has changed.
     """
     identity = folder.identity()
-    written = load_recipe(folder.recipe)
+    written = load_recipe(folder.below(folder.recipe))
     original = written
     if "recipe" in identity:
         original = Recipe.parse(_merge(identity["recipe"], recipe.model_dump()))
@@ -217,7 +217,7 @@ def labels_of(config: ModelConfig) -> list[str]:
 def _labels_of_model(folder: RunFolder) -> Sequence[str]:
     """The labels of the saved model, if there is one. Checkpoints of earlier versions have none."""
     with suppress(TrifoldError):  # a damaged model is written again
-        values = read_json(folder.model / CONFIG)
+        values = read_json(folder.below(folder.model) / CONFIG)
         return values.get("label_names") or labels_to_ours(values)["label_names"] or ()
     return ()
 
@@ -238,7 +238,7 @@ def _environment_changes(folder: RunFolder, environment: Mapping[str, Any]) -> l
     """A message if versions, device, threads or precision differ from those of the previous
     session.
     """
-    before = read_object(folder.environment)
+    before = folder.read_environment()
     changes = [
         f"{name} changed from {before[name]} to {value}"
         for name, value in environment.items()

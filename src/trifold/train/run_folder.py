@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from trifold import disk
 from trifold.disk import sha256_of_file
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
+from trifold.folders import AnyPath, UntrustedPath, named, open_file
 from trifold.hub.names import no_run_error
 from trifold.jsonfiles import parse_metrics, read_json_or_none
 from trifold.recipe import Recipe
@@ -37,15 +38,16 @@ IDENTITY = "run"  # the key of the run's identity in the progress of a checkpoin
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-def recipe_of_run(folder: str | Path) -> Path:
+def recipe_of_run(folder: AnyPath) -> UntrustedPath:
     """The recipe.yaml of a run, which may be named itself. Raises UsageError if the folder is no
     run.
     """
-    path = Path(folder)
+    path = named(folder)
     if path.name != "recipe.yaml":
         path = path / "recipe.yaml"
-    if not path.is_file():
-        raise no_run_error(path.parent)
+    if not path.exists():
+        raise no_run_error(path.path.parent)
+    open_file(path).close()  # raises what cannot be opened
     return path
 
 
@@ -68,6 +70,10 @@ class RunFolder:
         self._lock = FileLock(path / LOCK)
         self._probe = path / ".writable"
         self._created: list[Path] = []  # by this process
+
+    def below(self, path: Path) -> UntrustedPath:
+        """One of the paths of the run, to read: links in the run may not lead out of it."""
+        return UntrustedPath(path, self.path)
 
     def open(self, *, resume: bool) -> list[str]:
         """Create the folder and lock it until `close`. Returns a warning if it cannot be locked.
@@ -114,9 +120,11 @@ class RunFolder:
                 f"{self.path}: contains files; continue that run with --resume auto, or choose "
                 "another --out"
             )
+        for folder in (self.checkpoints, self.model, self.samples, self.tokenizer, self.rejected):
+            self.below(folder).is_inside()  # raises for a link out, through which we would write
         if self.recipe.exists():
             return
-        if checkpoint.list_checkpoints(self.checkpoints):
+        if checkpoint.list_checkpoints(self.below(self.checkpoints)):
             raise UsageError(
                 f"{self.path}: has checkpoints but no recipe.yaml; choose another --out"
             )
@@ -191,7 +199,7 @@ class RunFolder:
         """The identity of the run, from the newest checkpoint with an intact progress.json; empty
         without one.
         """
-        for path in reversed(checkpoint.list_checkpoints(self.checkpoints)):
+        for path in reversed(checkpoint.list_checkpoints(self.below(self.checkpoints))):
             file = path / checkpoint.PROGRESS
             digests = read_object(path / checkpoint.MANIFEST).get("sha256")
             with suppress(OSError):
@@ -205,13 +213,17 @@ class RunFolder:
         """
         disk.replace_text(self.recipe, recipe.resolved())
         self._write_environment(environment)
-        return sha256_of_file(self.recipe)
+        return self.recipe_digest()
+
+    def recipe_digest(self) -> str:
+        """SHA-256 (hexadecimal) of recipe.yaml."""
+        return sha256_of_file(self.below(self.recipe))
 
     def check_shared(self, digest: str) -> None:
         """Raises UsageError if this rank does not see the recipe that rank 0, maybe on another
         machine, has written.
         """
-        if not self.recipe.is_file() or sha256_of_file(self.recipe) != digest:
+        if not self.recipe.is_file() or self.recipe_digest() != digest:
             raise UsageError(
                 f"{self.path}: {platform.node()} does not see the files of rank 0; choose an "
                 "--out on a disk that all "
@@ -227,26 +239,30 @@ class RunFolder:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         session = {
             "started": now,
-            "recipe": sha256_of_file(self.recipe),
+            "recipe": self.recipe_digest(),
             "from_step": step,
             "rejected": list(rejected),
             "changed": dict(changed),
         }
-        self._write_environment(read_object(self.environment), session)
+        self._write_environment(self.read_environment(), session)
 
     def record_end(self, step: int, seconds: float, stopped_by: str) -> None:
         """Add to the last session in environment.json how it ended; `seconds` since the beginning
         of the run.
         """
-        content = read_object(self.environment)
+        content = self.read_environment()
         with suppress(OSError):  # the run is complete without it
             ended = {"to_step": step, "seconds": round(seconds, 3), "stopped_by": stopped_by}
             content["sessions"][-1] |= ended
             disk.replace_text(self.environment, json.dumps(content, indent=2) + "\n")
 
+    def read_environment(self) -> dict[str, Any]:
+        """The content of environment.json; empty if it is missing or damaged."""
+        return read_object(self.below(self.environment))
+
     def _write_environment(self, content: Mapping[str, Any], *sessions: Mapping[str, Any]) -> None:
         """Write environment.json with the sessions so far, and further ones."""
-        earlier = read_object(self.environment).get("sessions", [])
+        earlier = self.read_environment().get("sessions", [])
         current = {**content, "sessions": [*earlier, *sessions]}
         disk.replace_text(self.environment, json.dumps(current, indent=2) + "\n")
 
@@ -255,8 +271,10 @@ class RunFolder:
         number that stay.
         """
         kept = []
-        if self.metrics.is_file():
-            lines = self.metrics.read_bytes().splitlines(keepends=True)
+        metrics = self.below(self.metrics)
+        if metrics.exists():
+            with open_file(metrics) as file:
+                lines = file.readlines()
             kept = [line for line in lines[:max_lines] if _step_of(line) <= step]
             if kept != lines:
                 disk.replace_text(self.metrics, b"".join(kept).decode("utf-8"))
@@ -277,7 +295,7 @@ def _step_of(line: bytes) -> float:
         return math.inf
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: UntrustedPath) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
     content = read_json_or_none(path)
     if not isinstance(content, dict):

@@ -15,13 +15,14 @@ from pydantic import Field, field_validator
 
 from trifold.costs import forward_flops, parameter_table
 from trifold.errors import CheckpointError, UsageError
+from trifold.folders import decode, open_named, read_text
 from trifold.hub.folder import read_config
-from trifold.jsonfiles import MAX_JSON, iter_metrics, read_json, read_text
+from trifold.jsonfiles import MAX_JSON, iter_metrics, read_json
 from trifold.recipe import Recipe, load_recipe, set_key, split_override
 from trifold.settings import Settings
 from trifold.train.checkpoint import PROGRESS, list_checkpoints
 from trifold.train.power_law import check_points
-from trifold.train.run_folder import RunFolder, read_object
+from trifold.train.run_folder import RunFolder
 from trifold.train.stages import changed
 from trifold.yaml_dialect import parse
 
@@ -68,24 +69,26 @@ class StudyRun(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """Whether this run, with these settings, has ended other than by a signal."""
-        sessions = read_object(self.folder.environment).get("sessions") or [{}]
-        if sessions[-1].get("stopped_by", "signal") == "signal" or not self.folder.recipe.is_file():
+        sessions = self.folder.read_environment().get("sessions") or [{}]
+        recipe = self.folder.below(self.folder.recipe)
+        if sessions[-1].get("stopped_by", "signal") == "signal" or not recipe.exists():
             return False
-        return self.folder.recipe.read_text("utf-8") == self.recipe.resolved()
+        return read_text(recipe, MAX_JSON) == self.recipe.resolved()
 
     def result(self) -> dict[str, Any]:
         """Predicted tokens, last validation loss in nats per token, training FLOPs and seconds of
         the complete run.
         """
-        progress = read_json(list_checkpoints(self.folder.checkpoints)[-1] / PROGRESS)
-        lines = iter_metrics(self.folder.metrics)
+        checkpoints = self.folder.below(self.folder.checkpoints)
+        progress = read_json(list_checkpoints(checkpoints)[-1] / PROGRESS)
+        lines = iter_metrics(self.folder.below(self.folder.metrics))
         losses = [line["valid/loss"] for line in lines if "valid/loss" in line]
         if not losses or losses[-1] is None:
             raise CheckpointError(
                 f"{self.folder.metrics}: no finite valid/loss at the end; remove "
                 f"{self.folder.path} and repeat the command, which trains it again"
             )
-        config = read_config(self.folder.model)
+        config = read_config(self.folder.below(self.folder.model))
         tokens = progress["tokens"]
         flops = tokens * forward_flops(config, 0, config.max_positions).training[1]
         return {
@@ -103,7 +106,11 @@ def load_study(file: Path, overrides: Sequence[str] = ()) -> StudySettings:
     UsageError.
     """
     try:
-        values = parse(read_text(file, MAX_JSON), str(file))
+        with open_named(file) as content:
+            values = parse(decode(content.read(MAX_JSON), str(file)), str(file))
+    except OSError as error:
+        reason = error.strerror
+        raise UsageError(f"{file}: {reason}; name the YAML file of a study") from None
     except CheckpointError as error:
         raise UsageError(f"{error.message}; name the YAML file of a study") from None
     for key, value in map(split_override, overrides):

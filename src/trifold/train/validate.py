@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trifold import disk
 from trifold.errors import CheckpointError
+from trifold.folders import UntrustedPath
 from trifold.hub import save_model
 from trifold.hub.card import write_card
 from trifold.hub.peft import save_adapter
@@ -55,7 +55,8 @@ class Validator:
         settings = self.data.recipe.train
         if settings.average == 1:
             return current, []
-        regular = checkpoint.regular_checkpoints(self.folder.checkpoints, settings.save_every)
+        checkpoints = self.folder.below(self.folder.checkpoints)
+        regular = checkpoint.regular_checkpoints(checkpoints, settings.save_every)
         earlier = [path for path in regular if checkpoint.step_of(path) < step]
         if not earlier:
             return current, []
@@ -148,7 +149,7 @@ class Validator:
         disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
 
 
-def mean_weights(paths: list[Path]) -> tuple[dict[str, Tensor], list[str]]:
+def mean_weights(paths: list[UntrustedPath]) -> tuple[dict[str, Tensor], list[str]]:
     """The mean, summed in float64 (Vaswani et al. 2017, section 6.1), and the errors of damaged
     checkpoints.
     """
