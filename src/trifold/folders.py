@@ -30,7 +30,7 @@ _KINDS = {
 }
 # Without O_NONBLOCK, a file that is replaced by a named pipe after the check would stop the
 # program. Windows lacks some of the flags, and opens text by default.
-_FLAGS = os.O_RDONLY
+_FLAGS = 0
 for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_NOFOLLOW", "O_BINARY"):
     _FLAGS |= getattr(os, _flag, 0)
 
@@ -188,13 +188,17 @@ def _open(target: Path, place: str, error: type[TrifoldError]) -> BufferedReader
     """Open a path without links; `place` names it in errors."""
     # Opening a device could already act on it.
     _check_kind(target.stat().st_mode, place, error)
-    descriptor = os.open(target, _FLAGS)
+    file = open(target, "rb", opener=_open_descriptor)  # noqa: SIM115
     try:
-        _check_kind(os.fstat(descriptor).st_mode, place, error)
-        return os.fdopen(descriptor, "rb")
+        _check_kind(os.fstat(file.fileno()).st_mode, place, error)
     except BaseException:
-        os.close(descriptor)
+        file.close()
         raise
+    return file
+
+
+def _open_descriptor(path: str, flags: int) -> int:
+    return os.open(path, flags | _FLAGS)
 
 
 def _check_kind(mode: int, place: str, error: type[TrifoldError]) -> None:

@@ -177,7 +177,7 @@ HOSTILE: dict[str, tuple[bytes | Make, str]] = {
     f"{WEIGHTS}: numbers of a byte without scales": (first("dtype", lambda old: "F8_E4M3"), "is of 'F8_E4M3'"),
     f"{WEIGHTS}: tensors that nobody knows": (added("evil\x1b[2J", (0,)), r"not known: 'evil\\x1b"),
     f"{WEIGHTS}: a link that leads out": (linked("{outside}"), "a link that leads out of its folder"),
-    f"{WEIGHTS}: a folder": (lambda path: (path.unlink(), path.mkdir()), f"no {WEIGHTS}"),
+    f"{WEIGHTS}: a folder": (lambda path: (path.unlink(), path.mkdir()), "a folder, not"),
     # Shards and their index
     **{
         f"{INDEX}: {shard!r}": (placed(shard), "not the plain name of a safetensors file")

@@ -84,4 +84,5 @@ def make_unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     for name in ("open", "iterdir"):
         monkeypatch.setattr(Path, name, guarded(getattr(Path, name)))
+    monkeypatch.setattr(os, "open", guarded(os.open))
     return lambda place, number=errno.EACCES: errors.update({str(place): number})
