@@ -264,7 +264,7 @@ def test_a_folder_that_cannot_be_read_is_one_line(make_run, list_runs, monkeypat
 
     monkeypatch.setattr(os, "scandir", scandir)
     monkeypatch.setattr(
-        module, "_read_run", lambda path, facts: scandir(path) if path == closed else None
+        module, "_read_run", lambda path, facts: scandir(path.path) if path.path == closed else None
     )
     found = list_runs()
     assert set(found) == {"whole", "closed"}

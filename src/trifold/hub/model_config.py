@@ -37,10 +37,10 @@ def parse_config(values: Mapping[str, Any], place: UntrustedPath) -> tuple[Famil
     check_unquantized(values, place)
     with naming(place):
         config = family.read(values)
-    if place.is_file():  # an adapter has the content of that of its base, which was read before
+    if place.exists():  # an adapter has the content of that of its base, which was read before
         unknown = family.unknown_keys(values)
         missing = family.missing_keys(values)
-        warn_of_ignored(place, unknown, missing, values.get("transformers_version"))
+        warn_of_ignored(str(place), unknown, missing, values.get("transformers_version"))
     return family, config
 
 

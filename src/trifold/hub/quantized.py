@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trifold.errors import CheckpointError
+from trifold.folders import UntrustedPath
 from trifold.jsonfiles import read_json
 
 REMEDY = (
@@ -50,7 +51,7 @@ ENDINGS: tuple[tuple[set[str], str], ...] = (
 )
 
 
-def check_unquantized(values: Mapping[str, Any], place: Path) -> None:
+def check_unquantized(values: Mapping[str, Any], place: UntrustedPath) -> None:
     """Raise CheckpointError for the config.json of quantized weights, whose content is `values`,
     and for one beside the file of a method.
     """
@@ -59,11 +60,11 @@ def check_unquantized(values: Mapping[str, Any], place: Path) -> None:
             method = _method(values[key], LIBRARIES[key])
             raise _refusal(f"{place}: {key}", method)
     for name, usual in FILES.items():
-        if (place.parent / name).is_file():
+        if (place.parent / name).exists():
             raise _refusal(str(place.parent / name), _method(_read(place.parent / name), usual))
 
 
-def check_unquantized_tensors(names: Iterable[str], folder: Path) -> None:
+def check_unquantized_tensors(names: Iterable[str], folder: Path | UntrustedPath) -> None:
     """Raise CheckpointError for names of tensors that only quantized weights have."""
     endings: dict[str, str] = {}
     for name in names:
@@ -80,7 +81,7 @@ def _refusal(place: str, method: str) -> CheckpointError:
     return CheckpointError(f"{place}: weights in {method} are not supported; {REMEDY}")
 
 
-def _read(file: Path) -> object:
+def _read(file: UntrustedPath) -> object:
     """The content of a file; None for an invalid one, whose presence is enough."""
     try:
         return read_json(file)
