@@ -135,7 +135,7 @@ def read_adapter_config(folder: UntrustedPath) -> tuple[AdapterConfig, Untrusted
         unknown.check()
         keys = AdapterConfig.parse({key: value for key, value in values.items() if key in known})
     missing = known.keys() - values.keys()
-    warn_of_ignored(place, unknown, missing, values.get("peft_version"))
+    warn_of_ignored(str(place), unknown, missing, values.get("peft_version"))
     base = resolve(keys.base_model_name_or_path, revision=keys.revision)
     if (base / ADAPTER).exists():
         raise CheckpointError(
