@@ -65,8 +65,8 @@ def test_a_published_config_is_read_and_written(name: str) -> None:
     written = family.write(config) | {"model_type": family.model_type}
     assert family.read(written | {"architectures": values["architectures"]}) == config
     assert read_by_the_reference(written) == read_by_the_reference(values)
-    with pytest.raises(SettingsError, match="use_audio: unknown key"):
-        family.read(values | {"use_audio": True})
+    with pytest.raises(SettingsError, match=r"text_config: .* is not supported, and transformers"):
+        family.read(values | {"text_config": {}})
 
 
 def test_an_encoder_of_9b_and_a_decoder_of_2b() -> None:
