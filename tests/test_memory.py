@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trifold import memory
-from trifold.errors import UsageError
-from trifold.memory import available_memory, find_device
+from trifold.errors import NotEnoughMemoryError, UsageError
+from trifold.memory import available_memory, find_device, require_memory
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -48,6 +48,19 @@ def test_available_memory_is_the_lowest_limit(monkeypatch):
     monkeypatch.setattr(memory, "_container_limits", lambda: [(3, "b"), (9, "c")])
     monkeypatch.setattr(memory, "_shell_limits", lambda: [])
     assert available_memory(CPU) == (3, "b")
+
+
+def test_a_request_beyond_the_available_memory_is_an_error(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device: (3 * GIB, "in this container"))
+    require_memory(3 * GIB, CPU, "two texts", "read one")
+    message = (
+        r"^two texts need 3\.00 GiB of memory; 3\.00 GiB available \(in this container\); read one$"
+    )
+    with pytest.raises(NotEnoughMemoryError, match=message):
+        require_memory(3 * GIB + 1, CPU, "two texts", "read one")
+    # Small requests do not ask the system.
+    monkeypatch.setattr(memory, "available_memory", lambda device: (0, ""))
+    require_memory(memory.UNCHECKED, CPU, "a text", "")
 
 
 def test_ulimit_is_a_limit():

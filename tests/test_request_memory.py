@@ -5,7 +5,8 @@ by more, because the allocator does not return all at once.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,10 +15,15 @@ import torch
 from tests.laws.parts import values_of
 from torch.profiler import ProfilerActivity, profile
 
-from trifold import fast
+from trifold import fast, memory
 from trifold.costs import Workload, request_memory
+from trifold.errors import NotEnoughMemoryError
 from trifold.generate import GenerationConfig, generate_tokens
+from trifold.look import read_attention
+from trifold.look.session import Session
 from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer, capture
+from trifold.pipeline import Pipeline
+from trifold.text import TokenizerSettings, train_tokenizer
 
 ROWS, TOKENS = 2, 256
 SIZES = {"d_model": 64, "d_ff": 256, "vocab_size": 500, "max_positions": 320, "dropout": 0.0}
@@ -100,3 +106,66 @@ def test_default_batches_of_presets_fit_into_two_gib(name: str) -> None:
         Workload(20, 40, 1, past=100, outputs=5, scored=1, cached=100),
     ):
         assert request_memory(config, work).total < 2**31
+
+
+TEXT = "the quick fox " * 10
+# The use, the setting or the text that the message names, and the remedy.
+USES: list[tuple[Callable[[Pipeline], object], str, str]] = [
+    (
+        lambda pipe: pipe.generate(TEXT),
+        "1 rows of up to [0-9]+ tokens",
+        "read shorter or fewer texts",
+    ),
+    (
+        lambda pipe: pipe.generate("the", max_new_tokens=300),
+        "max_new_tokens 300: 1 rows",
+        "lower it",
+    ),
+    (lambda pipe: pipe.generate("the", num_beams=20), "num_beams 20: 20 rows", "lower it"),
+    (lambda pipe: pipe.generate("the", penalty_alpha=0.6, top_k=20), "top_k 20: 20 rows", "lower"),
+    (lambda pipe: pipe.embed([TEXT] * 2), "2 inputs of 140 tokens", "lower batch_tokens"),
+    (lambda pipe: pipe.embed(TEXT), "1 inputs of 140 tokens", "shorten the text"),
+    (lambda pipe: pipe.logits(TEXT), "logits of 1 rows of 140 tokens", r"torch.no_grad\(\)"),
+    (lambda pipe: pipe.trace(TEXT), "the activations of 140 tokens", "shorten the text"),
+    (
+        lambda pipe: read_attention(pipe, TEXT, "x"),
+        "the activations of 141 tok",
+        "shorten the text",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    settings = TokenizerSettings(kind="char", min_frequency=1)
+    tokenizer = train_tokenizer([TEXT], settings)
+    model = {"shape": "decoder", "positions": "rotary", "max_positions": 400, "d_model": 16}
+    sizes = {"vocab_size": tokenizer.vocab_size, "n_layers": 1, "n_heads": 2, "d_ff": 16}
+    return Pipeline(Transformer(ModelConfig.parse(model | sizes)), tokenizer)
+
+
+@pytest.mark.parametrize(("use", "named", "remedy"), USES)
+def test_every_use_refuses_what_does_not_fit(
+    pipeline: Pipeline,
+    use: Callable[[Pipeline], object],
+    named: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "UNCHECKED", 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: (5 * 10**4, "here"))
+    with pytest.raises(NotEnoughMemoryError, match=f"^{named}.* available .here.; .*{remedy}"):
+        use(pipeline)
+    monkeypatch.setattr(memory, "available_memory", lambda device: (2**40, "here"))
+    use(pipeline)
+
+
+def test_a_session_drops_old_traces_for_a_new_one(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(pipeline)
+    first = weakref.ref(session.trace("the quick"))
+    monkeypatch.setattr(memory, "UNCHECKED", 0)
+    free = {True: 0, False: 2**40}  # by whether the first trace is in memory
+    monkeypatch.setattr(memory, "available_memory", lambda device: (free[first() is not None], ""))
+    assert session.trace("the fox").tokens and first() is None
