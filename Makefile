@@ -45,7 +45,8 @@ bench: $(VENV)/ready-plots ## compare training and generation with other toolkit
 	@$(BIN)/python benchmarks/run.py generate
 
 faults: $(VENV)/ready-dev ## fault injection with the full number of trials (hours)
-	@echo "faults: all promises; then all planted bugs"
+	@echo "faults: 10,000 hostile folders; all promises; then all planted bugs"
+	@$(BIN)/python -m tests.hostile --folders 10000
 	@$(BIN)/python -m tests.faults --size full
 	@$(BIN)/python -m tests.faults --plant all
 

@@ -55,7 +55,7 @@ def run() -> int:
     if HOME not in os.environ:
         with tempfile.TemporaryDirectory(prefix="trifold-hostile-", dir=chosen.where) as home:
             environment = os.environ | ENVIRONMENT | {HOME: home}
-            environment |= {name: f"{home}/caches" for name in CACHES}
+            environment |= dict.fromkeys(CACHES, f"{home}/caches")
             command = [sys.executable, "-m", "tests.hostile", *sys.argv[1:]]
             return subprocess.run(command, env=environment, check=False).returncode
     from tests.hostile import runner

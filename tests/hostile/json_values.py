@@ -125,7 +125,7 @@ class Values:
             less = {name: value for name, value in old.items() if name != key}
             return self.draw.choice(
                 (less, {**less, key.upper(): old[key]}, {**old, f"{key}x": old[key]}, list(old.items()), list(old),
-                 dict(reversed(old.items())), {name: old[key] for name in old})
+                 dict(reversed(old.items())), dict.fromkeys(old, old[key]))
             )  # fmt: skip
         return self._number(old)
 

@@ -81,7 +81,7 @@ def run_all(
         _start(plans[worker::processes], trees, home / str(worker)) for worker in range(processes)
     ]
     found = list[Found]()
-    rest = {reader: b"" for reader in readers}
+    rest = dict.fromkeys(readers, b"")
     faulty = 0
     while rest:
         for reader in select.select(list(rest), [], [])[0]:

@@ -96,15 +96,17 @@ def kind_of(draw: Random, kinds: Sequence[str]) -> str:
 # --- verdict --------------------------------------------------------------------------------------
 
 
-def faults_of(outcome: Outcome, entry: str) -> tuple[str, ...]:
-    """The kinds of faults of an outcome."""
+def faults_of(
+    outcome: Outcome, entry: str, *, seconds: float = SECONDS, memory: int = BYTES
+) -> tuple[str, ...]:
+    """The kinds of faults of an outcome. seconds, memory: the limits."""
     code, out, err = outcome.code, outcome.out, outcome.err
     last = err.rstrip().splitlines()[-1:] or [""]
     found = {
         "traceback": code == CRASHED,
         "signal": code < 0 and not outcome.stopped,
-        "time": outcome.stopped == "time" or outcome.processor > SECONDS,
-        "memory": outcome.stopped == "memory" or outcome.memory > BYTES or "MemoryError" in err,
+        "time": outcome.stopped == "time" or outcome.processor > seconds,
+        "memory": outcome.stopped == "memory" or outcome.memory > memory or "MemoryError" in err,
         "foreign output": code != CRASHED and bool(FOREIGN.search(err)),
         "no message": code in (1, 2) and not any(map(_is_message, err.splitlines())),
         "exit code": code not in (0, 1, 2, CRASHED) and code >= 0,

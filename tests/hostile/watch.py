@@ -226,12 +226,28 @@ def _run(work: Callable[[], int], place: Place, writer: int) -> None:
         processor = sum(u.ru_utime + u.ru_stime for u in (children, own))
         report = {
             "at_start": at_start,
-            "children": children.ru_maxrss * 1024,
+            "children": max(0, children.ru_maxrss * 1024 - at_start),  # forks have it from here
             "processor": processor,
             "events": hook.seen,
         }
         os.write(writer, json.dumps(report).encode("ascii", "backslashreplace"))
         os._exit(code)
+
+
+def _absolute(path: Any) -> Path:
+    """The path from the root, in which links are not followed."""
+    return Path(os.path.normpath(Path(os.fsdecode(path)).absolute()))
+
+
+def _is_below(path: str, folders: tuple[str, ...]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def _real(path: str | Path) -> str:
+    try:
+        return str(Path(path).resolve())
+    except (OSError, RuntimeError):  # a link to itself
+        return str(path)
 
 
 class Hook:
@@ -246,7 +262,7 @@ class Hook:
     # Of the interpreter and the system, which are read.
     own = tuple(
         {
-            os.path.realpath(place)
+            _real(place)
             for place in (
                 sys.prefix,
                 sys.base_prefix,
@@ -265,16 +281,16 @@ class Hook:
     def __init__(self, place: Place) -> None:
         self.active = True
         self.seen: list[str] = []
-        self._root = os.path.realpath(place.root)
+        self._root = _real(place.root)
         self._inside = tuple(
-            os.path.realpath(path)
+            _real(path)
             for path in (
                 *(place.tree, place.out),
                 *(os.environ[name] for name in CACHES if name in os.environ),
             )
         )
         self._written = tuple(
-            os.path.realpath(path)
+            _real(path)
             for path in (
                 *(place.tree, place.out, place.root / "stdout", place.root / "stderr"),
                 *(os.environ[name] for name in CACHES if name in os.environ),
@@ -308,22 +324,25 @@ class Hook:
 
     def _may_change(self, path: Any) -> bool:
         """Whether the name, which may be a link, lies in a folder of the trial."""
-        parent, name = os.path.split(os.path.abspath(os.fsdecode(path)))
-        return os.path.join(os.path.realpath(parent), name).startswith(self._written)
+        given = _absolute(path)
+        return _is_below(str(given.parent.resolve() / given.name), self._written)
 
     def _check_open(self, path: Any, mode: Any, flags: Any) -> None:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return
-        given = os.path.abspath(os.fsdecode(path))
-        real = os.path.realpath(given)
-        writes = bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        given = str(_absolute(path))
+        real = _real(given)
+        flags = flags if isinstance(flags, int) else 0
+        if flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name
+            return
+        writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         if writes and real != "/dev/null":
-            if not real.startswith(self._written):
+            if not _is_below(real, self._written):
                 self._record("open for writing", (real,))
             return
-        named = given.startswith(self._inside[0])  # a link in the tree is followed by its name
+        named = _is_below(given, self._inside[:1])  # a link in the tree is followed by its name
         allowed = self._inside if named else (*self._inside, *self.own)
-        if not real.startswith(allowed):
+        if not _is_below(real, allowed):
             self._record("open", (real,))
 
     def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
