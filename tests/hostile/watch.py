@@ -316,7 +316,8 @@ class Hook:
             if event not in self.harmless:
                 self._record(event, arguments)
         elif event.startswith(self.changing):
-            for path in arguments[:2]:
+            # The first of a symbolic link is its target.
+            for path in arguments[1:2] if event == "os.symlink" else arguments[:2]:
                 if isinstance(path, (str, bytes, os.PathLike)) and not self._may_change(path):
                     self._record(event, arguments)
         elif event == "import" and str(arguments[0]).startswith(("evil", "modeling_evil")):
@@ -332,10 +333,9 @@ class Hook:
             return
         given = str(_absolute(path))
         real = _real(given)
-        flags = flags if isinstance(flags, int) else 0
-        if flags & os.O_TMPFILE == os.O_TMPFILE:  # a file without a name
+        writes = bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if writes and Path(real).is_dir():  # a file without a name
             return
-        writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         if writes and real != "/dev/null":
             if not _is_below(real, self._written):
                 self._record("open for writing", (real,))
