@@ -44,7 +44,7 @@ bench: $(VENV)/ready-plots ## compare training and generation with other toolkit
 	@$(BIN)/python benchmarks/run.py decoder
 	@$(BIN)/python benchmarks/run.py generate
 
-faults: $(VENV)/ready-dev ## fault injection with the full number of trials (hours)
+faults: $(VENV)/ready-dev ## hostile folders, and fault injection with the full number of trials (hours)
 	@echo "faults: 10,000 hostile folders; all promises; then all planted bugs"
 	@$(BIN)/python -m tests.hostile --folders 10000
 	@$(BIN)/python -m tests.faults --size full

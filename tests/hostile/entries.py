@@ -40,7 +40,7 @@ COMMANDS: dict[str, str] = {
     "pairs": "predict {model} {text} --pair the_fox --json",
     "search": "predict {model} {text} --task search --corpus lines.txt --json",
     "picture": "predict {model} picture.png --json",
-    "look": "look {model} {text} --out {out}/a.svg",
+    "look": "look {model} {text} --layer 1 --head 1 --out {out}/a.png",
     "look json": "look {model} {text} --json",
     "look page": "look {model} {text} --out {out}/a.html",
     "look picture": "look {model} picture.png --json",

@@ -33,15 +33,15 @@ from trifold.train.parameters import add_adapters
 
 MODEL = "model"  # the folder that is opened, where a kind names no other
 ALWAYS = ("show", "show json", "load", "logits", "convert", "convert native")
-DECODER = (*ALWAYS, "generate", "generate", "defaults", "stream", "look", "look json", "look page",
+DECODER = (*ALWAYS, "generate", "generate", "defaults", "stream", "look json", "look page",
            "eval texts", "start from", "trace", "embed")  # fmt: skip
-SEQ2SEQ = (*ALWAYS, "generate", "generate", "defaults", "look", "look json", "eval pairs", "trace")
-MASKED = (*ALWAYS, "predict", "embed", "look", "start masked", "trace")
-CLASSES = (*ALWAYS, "predict", "predict", "predict lines", "look", "trace")
-ANSWERS = (*ALWAYS, "answer", "answer", "look")
+SEQ2SEQ = (*ALWAYS, "generate", "generate", "defaults", "look json", "eval pairs", "trace")
+MASKED = (*ALWAYS, "predict", "embed", "look json", "start masked", "trace")
+CLASSES = (*ALWAYS, "predict", "predict", "predict lines", "look json", "trace")
+ANSWERS = (*ALWAYS, "answer", "answer", "look json")
 BARE = (*ALWAYS, "embed", "embed", "look json", "trace")
 PICTURES = (*ALWAYS, "picture", "picture", "look picture")
-RUN = (*ALWAYS, "resume", "resume", "runs", "runs json", "eval", "compare", "look", "of run")
+RUN = (*ALWAYS, "resume", "resume", "runs", "runs json", "eval", "compare", "look json", "of run")
 
 
 class Valid(NamedTuple):
@@ -260,9 +260,9 @@ _READERS = {
 }
 # Kinds that are made without other libraries, and their uses.
 OURS: dict[str, Valid] = {
-    "gpt2": Valid(partial(_native, MODEL), DECODER),
+    "gpt2": Valid(partial(_native, MODEL), (*DECODER, "look")),
     "shards": Valid(partial(_native, MODEL, max_shard_size="7KB"), DECODER),
-    "marian": Valid(partial(_native, MODEL, TWO_STACKS), SEQ2SEQ),
+    "marian": Valid(partial(_native, MODEL, TWO_STACKS), (*SEQ2SEQ, "look")),
     "native": Valid(partial(_native, MODEL, GPT2 | {"positions": "sinusoidal"}), DECODER),
     "hub cache": Valid(_hub_cache, DECODER, "models--a--b/snapshots/0123abcd"),
     "chat": Valid(_chat, (*ALWAYS, "generate", "chat", "chat")),
@@ -286,7 +286,7 @@ RUNS: dict[str, Valid] = {
 }
 TOKENIZERS: dict[str, Valid] = {
     f"tokenizer {name}": Valid(
-        partial(_tokenizer, name), (*ALWAYS, "generate", "generate", "look", "tokens")
+        partial(_tokenizer, name), (*ALWAYS, "generate", "generate", "look json", "tokens")
     )
     for name in folders.OLD
 }
