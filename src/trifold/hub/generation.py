@@ -140,16 +140,7 @@ def read_generation(
     key that would change the text, and for an id that contradicts config.json.
     """
     given = {key: value for key, value in theirs.items() if value is not None}
-    unknown = UnknownKeys()
-    for key, value in given.items():
-        if key in KNOWN:
-            _check(config, key, value, place, bool(given.get("do_sample")))
-        else:
-            unknown.add(key, value, reference_keys().generation.get(key))
-    with naming(place):
-        unknown.check()
-    missing = [key for key in SHARED if key not in theirs]
-    warn_of_ignored(place, unknown, missing, theirs.get("transformers_version"))
+    _check_keys(config, theirs, given, place)
     ours = {key: given[key] for key in SHARED if key in given and _has_effect(key, given[key])}
     for length, new in LENGTHS.items():
         if new in theirs:  # takes precedence, as in `transformers`, even if it is null
@@ -169,6 +160,24 @@ def read_generation(
     with naming(place):
         check_limits(ours)
     return ours
+
+
+def _check_keys(
+    config: ModelConfig, theirs: Mapping[str, Any], given: Mapping[str, Any], place: str
+) -> None:
+    """Check the values of known keys, and sort the others by what the reference reads. given: the
+    keys of `theirs` that are not null.
+    """
+    unknown = UnknownKeys()
+    for key, value in given.items():
+        if key in KNOWN:
+            _check(config, key, value, place, bool(given.get("do_sample")))
+        else:
+            unknown.add(key, value, reference_keys().generation.get(key))
+    with naming(place):
+        unknown.check()
+    missing = [key for key in SHARED if key not in theirs]
+    warn_of_ignored(place, unknown, missing, theirs.get("transformers_version"))
 
 
 def _has_effect(key: str, value: object) -> bool:
