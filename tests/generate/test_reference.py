@@ -263,6 +263,20 @@ def test_suppressed_tokens_and_sources_equal_the_reference(
     assert_same(family, inputs, max_new_tokens=LIMIT, eos_token_id=ENDS, **search, **options)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"penalty_alpha": 0.4, "top_k": 3}])
+def test_ngrams_of_a_source_do_not_depend_on_its_batch(family: str, search: dict[str, Any]) -> None:
+    options = {"encoder_no_repeat_ngram_size": 1, "max_new_tokens": LIMIT} | search
+    inputs = inputs_for(family)
+    assert inputs.attend is not None
+    together = our_outputs(family, inputs, {}, **options)
+    for row, outputs in enumerate(together):
+        tokens = inputs.tokens[row][inputs.attend[row]]
+        (alone,) = our_outputs(family, Inputs(tokens[None]), {}, **options)
+        assert outputs[0].tokens == alone[0].tokens
+        assert not set(tokens.tolist()).intersection(outputs[0].tokens)
+
+
 @pytest.mark.parametrize("family", ["mistral", "gpt2", "t5"])
 @pytest.mark.parametrize("cache", ["growing", "static", "sliding"])
 @pytest.mark.parametrize("chunk", [None, 2])

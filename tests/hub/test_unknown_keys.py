@@ -169,6 +169,14 @@ def test_every_setting_of_the_reference_is_known_or_an_error() -> None:
     assert settings.keys() <= KNOWN | reference_keys().generation.keys()
 
 
+def test_the_table_is_that_of_the_pinned_version() -> None:
+    """After an update: python tools/reference_keys.py."""
+    pins = (Path(__file__).parents[2] / "constraints.txt").read_text(encoding="utf-8").split()
+    table = reference_keys()
+    assert f"transformers=={table.version}" in pins
+    assert f"peft=={table.adapter_version}" in pins
+
+
 # --- laws -----------------------------------------------------------------------------------------
 
 # They select types and forms of output, or the class; a reference with them does not compare. The
