@@ -135,13 +135,12 @@ class DecodingState:
         width = 1 if model_config.encoder_layers else inputs.tokens.shape[1]
         capacity = width + int(self.limits.max())
         self._check_memory = partial(check_memory, model, capacity)
-        self._beams_key = "num_beams" if config.penalty_alpha is None else "top_k"
+        self._beams_key, candidates = _rows_of_sentence(config)
         key = "max_new_tokens" if config.max_length is None else "max_length"
         chunk = min(width, config.prefill_chunk_size or width)
         source = inputs.tokens.shape[1] if model_config.encoder_layers else 0
         first = Workload(len(lengths), source, chunk, past=width - chunk)
         self._check_memory(first, key, getattr(config, key))
-        candidates = config.num_beams if config.penalty_alpha is None else config.top_k or 1
         if candidates > 1:  # as `expand` does later, which may take less
             self._check_memory(self._step(candidates), self._beams_key, candidates)
         self.memory = model.encode(inputs) if model_config.encoder_layers else None
@@ -385,3 +384,10 @@ def eval_mode(model: Any) -> Iterator[None]:
     finally:
         if training:
             model.train()
+
+
+def _rows_of_sentence(config: GenerationConfig) -> tuple[str, int]:
+    """The key that sets how many rows a search needs for each sentence, and their number."""
+    if config.penalty_alpha is None:
+        return "num_beams", config.num_beams
+    return "top_k", config.top_k or 1
