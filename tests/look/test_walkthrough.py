@@ -49,6 +49,14 @@ def test_every_result_equals_its_hook_point(name):
     assert {hook for hook in set(trace) - passed if not hook.endswith(others)} == set()
 
 
+def test_steps_keep_one_token_in_memory():
+    trace = new_pipeline("gpt2").trace(TEXT)
+    results = [step.result for step in walkthrough(trace) if step.result.numel() > 1]
+    rows = [x for x in results if x.shape[-1] == len(trace.tokens["decoder"])]
+    assert rows, "the scores of a query"
+    assert all(x.untyped_storage().nbytes() == x.nbytes for x in rows)
+
+
 def test_the_mask_names_its_rules():
     masks = {
         name: {

@@ -143,7 +143,7 @@ class _StepRecorder(list[ArithmeticStep]):
         """That of the token; parameters, which have at most two axes, as they are."""
         if x.dim() <= 2:
             return x
-        return x[0].select(-2, self.position)
+        return x[0].select(-2, self.position).clone()  # a view would keep all of x in memory
 
     def add(
         self, title: str, formula: str, y: Tensor, hook: str | None = None, /, **operands: Any
