@@ -93,6 +93,8 @@ class UntrustedPath:
         """
         if not self.is_inside():
             return []
+        if not any(sign in pattern for sign in "*?["):  # for which `Path.glob` ignores broken links
+            return [path for path in [self / pattern] if path.exists()]
         return [UntrustedPath(path, self.root) for path in sorted(self.path.glob(pattern))]
 
     def target(self) -> Path:

@@ -23,6 +23,7 @@ from trifold.data.lines import COMPRESSED_SUFFIXES, STANDARD_INPUT, expand_path,
 from trifold.data.settings import Source
 from trifold.disk import sha256_of_file
 from trifold.errors import DataError, SettingsError, TrifoldError
+from trifold.folders import check_regular
 
 # Suffix -> format, of what each kind of task reads.
 TEXT_FORMATS = suffixes_of("documents")
@@ -78,6 +79,8 @@ def _files_of_name(name: str, formats: Mapping[str, str], skipped: Counter[str])
     in_archive = files_in_archive(path)
     if in_archive or path.is_dir():
         selected = _select(path, in_archive or _walk(path), formats, skipped)
+        if not in_archive:
+            check_found(selected)
         if in_archive or formats is not TEXT_FORMATS:
             check_splits(name, [file.relative_to(path) for file in selected])
         return [*map(str, selected)]
@@ -94,11 +97,21 @@ def _files_of_pattern(name: str, formats: Mapping[str, str], skipped: Counter[st
     for match in sorted(matches):
         if is_archive(Path(match)):
             files += _files_of_name(match, formats, skipped)
-        elif Path(match).is_file():
+        elif not Path(match).is_dir():
+            check_found([Path(match)])
             files.append(match)
     if not files:
         raise DataError(f"{name}: matches no file; check it with `ls`, in quotes on a command line")
     return files
+
+
+def check_found(files: Iterable[Path]) -> None:
+    """Raise DataError for a named pipe, a socket or a device among files that were found in a
+    folder or by a pattern. One that the user names itself may be a pipe.
+    """
+    for file in files:
+        with suppress(OSError):  # which opening reports
+            check_regular(file)
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trifold.data.archives import file_on_disk, is_hidden, stored_size
 from trifold.data.datasets import iter_dataset
-from trifold.data.files import SPLITS, files_in_archive, is_dataset
+from trifold.data.files import SPLITS, check_found, files_in_archive, is_dataset
 from trifold.data.headers import LABELS
 from trifold.data.images import SUFFIXES, ImageSettings, import_pillow, read_image
 from trifold.data.lines import expand_path, open_binary
@@ -164,8 +164,13 @@ def _iter_folder(name: str) -> Iterator[Labelled]:
     """The images of a folder, of a zip archive, or of a folder in it."""
     folder = expand_path(name)
     in_archive = files_in_archive(folder)
-    paths = in_archive or sorted(path for path in folder.rglob("*") if path.is_file())
-    images = {path for path in paths if _is_image(path.relative_to(folder))}
+    found = in_archive or sorted(path for path in folder.rglob("*") if not path.is_dir())
+    images = {path for path in found if _is_image(path.relative_to(folder))}
+    paths = found
+    if not in_archive:
+        check_found(images)
+        paths = [path for path in found if path.is_file()]
+        images &= {*paths}
     _check_splits(name, images, f"name the folder of one, such as {name}/train")
     for path in paths:
         if path.parent == folder or path not in images:

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -15,12 +16,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from trifold.errors import DataError, TrifoldError
-from trifold.folders import open_found
+from trifold.folders import open_found, open_named
 from trifold.settings import Settings
 
 # Widely used formats, whose files have these suffixes; others are rejected before decoding.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+# The places of standard input and of process substitution, which a user names.
+STREAMS = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 MAX_PIXELS = 10**8  # a small file may claim to hold more than fits into memory
 
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
@@ -198,7 +201,11 @@ def _open(image: Any, library: Any) -> Iterator[Any]:
     """The Pillow image of a file or of its bytes; other values as they are."""
     if isinstance(image, str | Path):
         # Without its name: Pillow maps a named TIFF with the sides of the upright image.
-        with open_found(Path(image).expanduser(), DataError) as file:
+        path = Path(image).expanduser()
+        opened = partial(open_found, path, DataError)
+        if path.parent in STREAMS and path.is_fifo():
+            opened = partial(open_named, path)
+        with opened() as file:
             yield library.open(file, formats=FORMATS)
     else:
         yield library.open(image, formats=FORMATS) if isinstance(image, BytesIO) else image
