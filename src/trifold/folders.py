@@ -20,13 +20,14 @@ from typing import TypeAlias
 
 from trifold.errors import CheckpointError, DataError, TrifoldError
 
-# What is not opened.
+# What is not opened, and what to do about it.
+_REPLACE = "remove it, or put the file itself there"
 _KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: ("a folder", "name a file in it, or put one in its place"),
+    stat.S_IFIFO: ("a named pipe", _REPLACE),
+    stat.S_IFSOCK: ("a socket", _REPLACE),
+    stat.S_IFCHR: ("a device", _REPLACE),
+    stat.S_IFBLK: ("a device", _REPLACE),
 }
 # Without O_NONBLOCK, a file that is replaced by a named pipe after the check would stop the
 # program. Windows lacks some of the flags, and opens text by default.
@@ -205,8 +206,8 @@ def _open_descriptor(path: str, flags: int) -> int:
 
 def _check_kind(mode: int, place: str, error: type[TrifoldError]) -> None:
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise error(f"{place}: {kind}, not a file; remove it, or put the file itself there")
+        kind, remedy = _KINDS.get(stat.S_IFMT(mode), ("something else", _REPLACE))
+        raise error(f"{place}: {kind}, not a file; {remedy}")
 
 
 # --- whole files ----------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from trifold.data import FileDigest, compute_digests, digests_in_caches, list_fi
 @pytest.fixture
 def opened_files(monkeypatch):
     """The names of the files that are opened."""
-    names, original = [], Path.open
+    names = []
+    original = os.open
 
-    def recorded(self, *arguments, **named):
-        names.append(self.name)
-        return original(self, *arguments, **named)
+    def recorded(path, *arguments, **named):
+        names.append(Path(path).name)
+        return original(path, *arguments, **named)
 
-    monkeypatch.setattr(Path, "open", recorded)
+    monkeypatch.setattr(os, "open", recorded)
     return names
 
 

@@ -90,7 +90,7 @@ def test_invalid_images(case, tmp_path):
 def test_missing_images(tmp_path):
     with pytest.raises(DataError, match=r"none\.png: no such file"):
         read_image(tmp_path / "none.png", ImageSettings(), 3)
-    with pytest.raises(DataError, match="this is a folder"):
+    with pytest.raises(DataError, match="a folder, not a file; name a file in it"):
         read_image(tmp_path, ImageSettings(), 3)
 
 

@@ -184,8 +184,6 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
         raise DataError(
             f"{name}: no such file; the inputs of an image model are paths of files"
         ) from None
-    except IsADirectoryError:
-        raise DataError(f"{name}: this is a folder; name a file in it") from None
     except library.UnidentifiedImageError:
         raise DataError(f"{name}: not an image; supported formats: {', '.join(FORMATS)}") from None
     except library.DecompressionBombError:
