@@ -390,7 +390,7 @@ def test_generate_encodes_and_decodes_text(shape: str, tokenizer: Tokenizer) -> 
 
 
 def test_an_end_token_outside_the_vocabulary_is_not_appended(tokenizer: Tokenizer) -> None:
-    pipe = make_pipeline("encoder-decoder", tokenizer, eos_id=2**31)
+    pipe = make_pipeline("encoder-decoder", tokenizer, eos_id=2**31 - 1)
     assert max(pipe.read(["a dog"])[0]) < tokenizer.vocab_size
     assert isinstance(pipe.generate("a dog", max_new_tokens=3), str)
     assert len(pipe.logits(["a dog"]).shape) == 3

@@ -421,7 +421,8 @@ def adapter(tmp_path_factory):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"r": 10**12}, r"q_proj lacks the tensors lora_A.weight \(1000000000000, 16\)"),
+        ({"r": 10**9}, r"q_proj lacks the tensors lora_A.weight \(1000000000, 16\)"),
+        ({"r": 10**12}, r"r: 1000000000000 is too large"),
         ({"r": 0}, "adapter_config.json: r: "),
         ({"lora_alpha": "1"}, "adapter_config.json: lora_alpha: "),
         ({"use_dora": True}, r"lora_magnitude_vector \(16,\) of adapter_config.json"),
