@@ -71,7 +71,7 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], str, str, str]] = {
     "words that are read": ("gpt2", "generation_config.json", {"bad_words": ["the quick " * 100 + "x"] * 9}, "generate",
                             TEXT, ""),
     "pattern": ("gpt2", "tokenizer.json", {"pre_tokenizer": split(".*.*.*.*=")}, "generate", LINES, "cannot be run"),
-    "key": ("gpt2", "config.json", {"evil\x1b[2J" * 10**5: 1}, "show generate", TEXT, r"evil\x1b[2J"),
+    "key": ("gpt2", "config.json", {"evil\x1b[2J" * 10**5: 1}, "show generate", TEXT, ""),  # ignored
 }  # fmt: skip
 
 # Runs commands in one process, after commands that import everything, and prints what each took.
