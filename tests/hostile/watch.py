@@ -336,6 +336,8 @@ class Hook:
         writes = bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         if writes and Path(real).is_dir():  # a file without a name
             return
+        if isinstance(flags, int) and flags & os.O_NOFOLLOW:  # the system refuses a link
+            real = str(_absolute(path).parent.resolve() / _absolute(path).name)
         if writes and real != "/dev/null":
             if not _is_below(real, self._written):
                 self._record("open for writing", (real,))
