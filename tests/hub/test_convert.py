@@ -114,7 +114,9 @@ def test_a_round_trip_keeps_all_files_of_our_own_model(make_model: Make, tmp_pat
 def test_a_model_without_a_family_stays_native(make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model(norm_placement="sandwich"))
     assert convert(tmp_path / "old", tmp_path / "new").family == "trifold"
-    assert contents(tmp_path / "old") == contents(tmp_path / "new")
+    new = contents(tmp_path / "new")
+    assert "`old`" in new.pop("README.md").decode()  # a new card
+    assert contents(tmp_path / "old") == new
     with pytest.raises(CheckpointError, match="old: no Hugging Face family has all of its parts"):
         convert(tmp_path / "old", tmp_path / "other", to="hugging-face")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
