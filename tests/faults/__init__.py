@@ -57,7 +57,13 @@ def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[
         promise = PROMISES[plant.breaks]
         with planted(name):
             verdict = try_promise(
-                plant.breaks, promise, promise.short, folder / name, command, until_broken=True
+                plant.breaks,
+                promise,
+                promise.short,
+                folder / name,
+                command,
+                first=plant.first,
+                until_broken=True,
             )
         yield verdict._replace(name=name, about=f"{plant.about} (breaks {plant.breaks})")
 

@@ -46,6 +46,7 @@ def try_promise(
     command: Command,
     *,
     seed: int = 1,
+    first: int = 0,
     until_broken: bool = False,
     references: dict[str, Reference] | None = None,
     trying: Trying = lambda name, number, trials: None,
@@ -53,13 +54,14 @@ def try_promise(
     """Run the trials in `folder`, each in a folder that is removed after it; `command` is the
     command line `trifold`.
 
-    until_broken: stop at the first failure. references: the runs of earlier promises in `folder`.
+    first: the number of the first trial. until_broken: stop at the first failure. references: the
+    runs of earlier promises in `folder`.
     """
     failures: list[str] = []
     references = {} if references is None else references
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(trials):
+    for number in range(first, trials):
         trying(name, number, trials)
         place = folder / f"{name} {number}"
         place.mkdir(parents=True)
@@ -74,4 +76,4 @@ def try_promise(
         if failures and until_broken:
             trials = number + 1
             break
-    return Verdict(name, promise.about, trials, failures, time.perf_counter() - start)
+    return Verdict(name, promise.about, trials - first, failures, time.perf_counter() - start)

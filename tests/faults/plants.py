@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from tests.faults import stops
 from torch import Tensor
 
 from trifold import disk
@@ -29,13 +30,17 @@ from trifold.train.trainer import Trainer
 
 
 class Plant(NamedTuple):
-    """The bug, the promise that it breaks, and the attribute that is replaced while it is planted."""
+    """The bug, the promise that it breaks, and the attribute that is replaced while it is planted.
+
+    first: the number of the first trial that can find it.
+    """
 
     about: str
     breaks: str
     owner: Any
     name: str
     replacement: Any
+    first: int = 0
 
     def put_in(self) -> AbstractContextManager[Any]:
         """Context manager that plants the bug."""
@@ -285,7 +290,8 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "no-save-signal": (
         "SIGUSR1 is ignored", "save-signal", signals.StopRequest, "take_save_request", lambda self: False),
     "first-rank-only": (
-        "only the first rank handles signals", "signals", signals.StopRequest, "handle", _first_rank_only),
+        "only the first rank handles signals", "signals", signals.StopRequest, "handle", _first_rank_only,
+        len(stops.PHASES)),
     "no-save-at-stop": (
         "stopped ranks do not save", "ranks", signals.StopRequest, "synchronize", _stop_without_save),
     "no-finite-check": ("non-finite losses update the weights", "non-finite", trainer, "check_update", _nothing),
