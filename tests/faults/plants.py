@@ -86,7 +86,8 @@ def _straight(path: Path, content: bytes) -> None:
 
 def _digest_in_manifest(file: Path) -> str:
     """The digest in the manifest, whatever the file contains."""
-    digest: str = json.loads((file.parent / checkpoint.MANIFEST).read_bytes())["sha256"][file.name]
+    manifest = Path(str(file)).with_name(checkpoint.MANIFEST)
+    digest: str = json.loads(manifest.read_bytes())["sha256"][file.name]
     return digest
 
 
@@ -254,7 +255,7 @@ def _none_too_long(lengths: Any, settings: Any) -> Any:
     return np.zeros(len(lengths), np.bool_)
 
 
-def _replacing_decode(raw: bytes, name: str, number: int) -> str:
+def _replacing_decode(raw: bytes, name: str, number: int, offset: int = 0) -> str:
     return raw.decode("utf-8", errors="replace")
 
 
