@@ -125,6 +125,8 @@ def _chat(pipe: Any, text: str) -> Any:
 
 
 def _tokens(pipe: Any, text: str) -> Any:
+    if pipe.tokenizer is None:  # its files are gone
+        return
     rows = pipe.tokenizer.encode([text])
     print(repr(pipe.tokenizer.decode([[int(number) for number in rows[0]]]))[:2000])
 

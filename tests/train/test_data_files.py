@@ -17,7 +17,13 @@ from trifold.data import FileDigest
 from trifold.errors import DataError
 from trifold.nn import ModelConfig
 from trifold.recipe import load_recipe
-from trifold.train.data_files import changed_files, check_same_data, data_digest, data_files
+from trifold.train.data_files import (
+    changed_files,
+    check_same_data,
+    data_digest,
+    data_files,
+    read_data_json,
+)
 from trifold.train.resume import check_same_labels
 from trifold.train.run_folder import RunFolder
 
@@ -379,3 +385,11 @@ def test_images_whose_paths_are_in_memory_are_checked(pictures, record):
     assert len(again(changed=True)) == 3
     rows[0]["label"] = "b"
     assert [line.partition(":")[0] for line in again(changed=True)][-1] == "python"
+
+
+def test_digests_of_other_types_are_not_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    for value in ([0], None, 7):
+        digest = {"size": 1, "mtime_ns": 2, "sha256": value}
+        folder.data.write_text(json.dumps({"data.train": {"a.txt": digest}}), encoding="utf-8")
+        assert read_data_json(folder) == {}

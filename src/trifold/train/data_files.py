@@ -122,11 +122,20 @@ def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:
     content = read_object(folder.below(folder.data))
     try:
         return {
-            key: {name: FileDigest(**digest) for name, digest in files.items()}
+            key: {name: _read_digest(digest) for name, digest in files.items()}
             for key, files in content.items()
         }
     except (AttributeError, TypeError):
         return {}
+
+
+def _read_digest(values: Mapping[str, Any]) -> FileDigest:
+    """Raises TypeError for other keys, or values of another type."""
+    digest = FileDigest(**values)
+    numbers = (digest.size, digest.mtime_ns)
+    if not isinstance(digest.sha256, str) or any(type(number) is not int for number in numbers):
+        raise TypeError("not the digest of a file")
+    return digest
 
 
 def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list[str]:

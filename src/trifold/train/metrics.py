@@ -72,8 +72,10 @@ class MetricsLog:
         with suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
 
-            board = str(self._folder.path / "tensorboard")
-            self.board = SummaryWriter(board, purge_step=step + 1)
+            board = self._folder.path / "tensorboard"
+            if board.is_symlink():
+                self._folder.below(board).target()  # which may not lead out of the run
+            self.board = SummaryWriter(str(board), purge_step=step + 1)
 
     def event(self, step: int, name: str, **details: Any) -> None:
         """Append an event: `{"step": 7, "event": "skipped", …}`."""
