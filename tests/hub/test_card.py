@@ -113,6 +113,16 @@ def test_a_card_that_is_no_text_has_no_licence(tmp_path: Path) -> None:
     assert licence_of(tmp_path) is None
 
 
+def test_a_card_outside_the_folder_is_not_copied(make_model: Make, tmp_path: Path) -> None:
+    (tmp_path / "secret.md").write_text("---\nlicense: mit\n---\n# Secret\n", "utf-8")
+    old = tmp_path / "old"
+    save_model(old, make_model())
+    (old / "README.md").symlink_to(tmp_path / "secret.md")
+    assert licence_of(old) is None
+    convert(old, tmp_path / "new")
+    assert "Secret" not in card_of(tmp_path / "new")
+
+
 # --- saved and converted models -------------------------------------------------------------------
 
 
