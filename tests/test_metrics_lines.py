@@ -11,6 +11,7 @@ import pytest
 
 from trifold.cli.runs import describe_run
 from trifold.errors import CheckpointError
+from trifold.folders import named
 from trifold.jsonfiles import MAX_LINE, iter_metrics
 from trifold.look import plots, run_view
 from trifold.look.session import Session
@@ -101,8 +102,9 @@ def test_lines_without_finite_numbers_are_read(run: Path, case: str) -> None:
 def test_a_last_line_that_is_being_written_is_left_out(run: Path) -> None:
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 2, "valid/lo')
-    assert [line["step"] for line in iter_metrics(run / "metrics.jsonl")] == [1]
-    assert [*iter_metrics(run / "none.jsonl")] == []
+    folder = named(run)
+    assert [line["step"] for line in iter_metrics(folder / "metrics.jsonl")] == [1]
+    assert [*iter_metrics(folder / "none.jsonl")] == []
 
 
 def test_mutated_metrics_are_read_or_named(run: Path) -> None:

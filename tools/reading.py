@@ -45,6 +45,7 @@ from torch import Tensor, nn
 import trifold
 from trifold import fast
 from trifold.cli import main as run_command
+from trifold.folders import UntrustedPath
 from trifold.settings import Settings
 
 # Imports are slow, and twice as slow with a profiler.
@@ -218,7 +219,7 @@ def describe(value: Any, depth: int = 0) -> str:
             return str(value)
         case float():
             return number(value)
-        case str() | Path():
+        case str() | Path() | UntrustedPath():
             return repr(str(value))
         case Tensor():
             floating = value.dtype.is_floating_point

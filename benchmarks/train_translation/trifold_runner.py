@@ -32,6 +32,7 @@ class Ids:
     """Replaces the tokenizer, because the text is already tokenized for all toolkits."""
 
     pad_id, bos_id, eos_id = PAD, BOS, EOS
+    padding_id = PAD
 
     def required(self, role: str) -> int:
         """The id of a special token: "pad", "bos" or "eos"."""

@@ -329,7 +329,9 @@ def start_process(words: Sequence[str], log: Path, **environ: str) -> subprocess
 
 
 def state_of(folder: Path) -> dict[str, Any]:
-    """Everything that a run leaves on disk, except times."""
+    """Everything that a run leaves on disk, except times, and the recipe, of which a continued run
+    may change some settings.
+    """
     last = checkpoint.list_checkpoints(folder / "checkpoints")[-1]
     progress = json.loads((last / checkpoint.PROGRESS).read_text("utf-8"))
     metrics = lines_of(folder)
@@ -340,6 +342,8 @@ def state_of(folder: Path) -> dict[str, Any]:
     files = {
         str(path.relative_to(folder)): path.read_bytes() for path in sorted(kept) if path.is_file()
     }
+    card = files["model/README.md"]
+    files["model/README.md"] = card[: card.index(b"## Recipe")] + card[card.index(b"## Versions") :]
     return {"progress": progress, "metrics": metrics, **files}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -177,13 +178,13 @@ def test_files_of_teacher_and_tokenizer_are_checked(put, record):
 def test_only_changed_files_are_read_again(put, record, monkeypatch):
     train, valid = put("train.tsv", "valid.tsv")
     again = record(data__train=train, data__valid=valid)
-    read, real = [], Path.open
+    read, real = [], os.open
 
-    def watched(self, *arguments, **named):
-        read.append(self.name)
-        return real(self, *arguments, **named)
+    def watched(path, *arguments, **named):
+        read.append(Path(path).name)
+        return real(path, *arguments, **named)
 
-    monkeypatch.setattr(Path, "open", watched)
+    monkeypatch.setattr(os, "open", watched)
     again()
     assert not {"train.tsv", "valid.tsv"} & set(read)
     Path(valid).write_text("other\tother\n", encoding="utf-8")

@@ -6,7 +6,7 @@ Draws and p-values are those of sacreBLEU.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 class Resampled:
     """Scores that can be computed on some of `examples`, which `noun` names."""
 
-    scorer: Scorer
+    scorer: Scorer = field(compare=False)
     examples: int
     noun: str
 
