@@ -194,6 +194,7 @@ def test_delimiters_are_detected_reported_and_known_to_others(
         ("a;b,x\nc;d,y\n", [("a;b", "x"), ("c;d", "y")]),
         ("text;score\na;0,5\nb;1,5\n", [("a", "0,5"), ("b", "1,5")]),
         ("sep=;\na, c;x\nb;y\n", [("a, c", "x"), ("b", "y")]),
+        ("sep=,\ntext,label\na;b, x\nc;d, y\n", [("a;b", " x"), ("c;d", " y")]),
         ("text\tlabel\na, b\tx\n5\" c\ty\n", [("a, b", "x"), ('5" c', "y")]),
         ("text\tlabel\n\"a, b\"\tx\nc\ty\n", [("a, b", "x"), ("c", "y")]),
     ],

@@ -8,8 +8,9 @@ import torch
 from tests.generate.models import UncachedModel, padded_batch, tiny_model, varied_model
 
 from trifold import memory
+from trifold.costs import Workload
 from trifold.errors import DataError, UsageError
-from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate import GenerationConfig, decoding, generate_tokens
 from trifold.generate.decoding import DecodingState
 from trifold.nn import Inputs, ModelConfig, Transformer
 
@@ -362,3 +363,23 @@ def test_a_search_that_exceeds_the_available_memory_is_rejected(options, named, 
     assert generate_tokens(model, inputs, GenerationConfig(max_new_tokens=4))
     with pytest.raises(UsageError, match=rf"^{named}.* need \d.* available \(here\); lower it"):
         generate_tokens(model, inputs, GenerationConfig(**options))
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunk", "expected"),
+    [
+        ("encoder-decoder", None, Workload(2, source=4, target=1, scored=1, cached=1 + 6)),
+        ("decoder", None, Workload(2, source=0, target=4, scored=1, cached=4 + 6)),
+        ("decoder", 3, Workload(2, source=0, target=3, past=1, scored=1, cached=4 + 6)),
+    ],
+)
+def test_the_memory_of_the_prompt_is_estimated_from_what_is_read(
+    shape, chunk, expected, monkeypatch
+):
+    estimated = []
+    monkeypatch.setattr(
+        decoding, "check_request", lambda model, work, what, remedy: estimated.append(work)
+    )
+    config = GenerationConfig(max_new_tokens=6, prefill_chunk_size=chunk)
+    DecodingState(tiny_model(shape), padded_batch([[3, 4, 5, 2], [6, 2]]), config)
+    assert estimated == [expected]
