@@ -6,6 +6,7 @@ import ast
 import gzip
 import inspect
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -77,9 +78,11 @@ def test_the_page_of_look_is_part_of_the_package_and_small() -> None:
 
 
 def test_project_and_changelog_have_the_same_version() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert trifold.__version__ == project["version"]
-    assert f"[{trifold.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["project"]["dynamic"] == ["version"]
+    assert settings["tool"]["hatch"]["version"]["path"] == "src/trifold/__init__.py"
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"^## \[(.*?)\]", changes, re.MULTILINE)[1] == trifold.__version__
 
 
 def test_every_public_name_exists() -> None:

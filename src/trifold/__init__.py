@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trifold.text import Tokenizer
     from trifold.train.loop import resume, train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["ModelConfig", "Recipe", "Tokenizer", "Transformer", "__version__"]
 __all__ += ["generate", "load", "resume", "train"]

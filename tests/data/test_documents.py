@@ -297,7 +297,7 @@ def test_jsonl_rows_without_text(tmp_path: Path, row: str, message: str) -> None
 
 
 def test_parquet_field(tmp_path: Path) -> None:
-    why = "pyarrow is not installed: it comes with trifold[datasets]"
+    why = "pyarrow is not installed: `make setup` installs it"
     arrow, parquet = (
         pytest.importorskip(name, reason=why) for name in ("pyarrow", "pyarrow.parquet")
     )

@@ -96,7 +96,7 @@ def test_missing_images(tmp_path):
 
 def test_missing_pillow(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(TrifoldError, match=r"pip install 'trifold\[vision\]'"):
+    with pytest.raises(TrifoldError, match=r'install "pillow>='):
         read_image(tmp_path / "a.png", ImageSettings(), 3)
 
 

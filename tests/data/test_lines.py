@@ -277,7 +277,7 @@ RAW = "\n".join(LINES).encode()
 
 def zstd(raw: bytes) -> bytes:
     library = pytest.importorskip(
-        "zstandard", reason="zstandard is not installed: it comes with trifold[zst]"
+        "zstandard", reason="zstandard is not installed: `make setup` installs it"
     )
     return bytes(library.ZstdCompressor(level=1).compress(raw))
 

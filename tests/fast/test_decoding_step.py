@@ -18,7 +18,7 @@ from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
 
-pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
 DECODER = {"shape": "decoder", "norm_placement": "pre", "scale_embeddings": False}
 CONFIGS: dict[str, dict[str, object]] = {

@@ -23,7 +23,7 @@ from trifold.nn import ops
 from trifold.nn.layers import Linear
 
 has_interpreter = pytest.mark.skipif(
-    compiled_interpreter() is None, reason="needs numba: pip install 'trifold[fast]'"
+    compiled_interpreter() is None, reason="needs numba: `make setup` installs it"
 )
 
 

@@ -24,7 +24,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.layers import Linear
 from trifold.train.blocks import recompute_blocks
 
-pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
 needs_exact_int8 = pytest.mark.skipif(
     not int_mm_is_exact(), reason="without VNNI, int8 matmul overflows on this CPU"

@@ -61,9 +61,7 @@ def test_the_recomputed_activation_has_the_same_bits(monkeypatch: pytest.MonkeyP
     """Compiled loops and the operators of PyTorch differ in the last bits; both passes use the same
     ones.
     """
-    pytest.importorskip(
-        "numba", reason="the compiled loops need numba: pip install 'trifold[fast]'"
-    )
+    pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
     layer = randomize(FeedForward(CONFIG.model_copy(update={"activation": "gelu-tanh"})))
     activation, outputs = layer.activation, []
 

@@ -20,7 +20,7 @@ from trifold.fast.layers import dropout, gelu_tanh, layer_norm
 from trifold.nn import rng
 from trifold.nn.packing import Packing
 
-pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 both = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -108,7 +108,7 @@ def test_every_forward_pass_samples_contention_once(
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_contention_changes_no_result(state: openmp._State, threads: int) -> None:
-    pytest.importorskip("numba", reason="the interpreter needs numba: pip install 'trifold[fast]'")
+    pytest.importorskip("numba", reason="the interpreter needs numba: `make setup` installs it")
     x, weight, before = torch.randn(3, 1, 200), torch.randn(333, 200), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -17,7 +17,7 @@ from trifold.fast import layers, thread_pool
 from trifold.fast.int8 import Int8Weight, Weight
 from trifold.fast.layers import few_row_linear, supports_few_row_linear
 
-pytest.importorskip("numba", reason="the interpreter needs numba: pip install 'trifold[fast]'")
+pytest.importorskip("numba", reason="the interpreter needs numba: `make setup` installs it")
 KINDS = ("fp32", "bf16", "int8")
 
 

@@ -23,7 +23,7 @@ from trifold.nn.packing import Packing
 from trifold.nn.parts import RulePart
 from trifold.nn.variants.windows import Window
 
-pytest.importorskip("numba", reason="the compiled loops need numba: pip install 'trifold[fast]'")
+pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
 
 class EveryThird(Rule):

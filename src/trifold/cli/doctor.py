@@ -44,7 +44,7 @@ def run(
         **report,
         "memory_free": f"{free / 2**30:,.1f} GiB, {limit}",
         "disk_free": f"{disk_free / 2**30:,.1f} GiB, {Path.cwd()}",
-        "numba": report["numba"] or "none: pip install 'trifold[fast]' trains faster on a CPU",
+        "numba": report["numba"] or "none",
     }
     del texts["memory_limit"]
     print_table(

@@ -9,6 +9,7 @@ from typing import Any
 
 from trifold.data.formats import NumberedRow
 from trifold.errors import DataError, SettingsError
+from trifold.installation import install_command
 
 _HUB_SOURCE = re.compile(r"hub:(?P<name>[^@:]+)(?:@(?P<config>[^:]+))?:(?P<split>.+)")
 
@@ -54,7 +55,7 @@ def import_library(name: str, need: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
-        raise DataError(f'{need}; install it with `pip install "trifold[datasets]"`') from None
+        raise DataError(f"{need}; install it with `{install_command('datasets')}`") from None
 
 
 # --- classes that are given by number -------------------------------------------------------------

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from trifold.errors import DataError, TrifoldError
 from trifold.folders import open_found, open_named
+from trifold.installation import install_command
 from trifold.settings import Settings
 
 # Widely used formats, whose files have these suffixes; others are rejected before decoding.
@@ -233,5 +234,7 @@ def import_pillow() -> tuple[Any, Any]:
     try:
         from PIL import Image, ImageOps
     except ModuleNotFoundError:
-        raise TrifoldError("reading images needs Pillow: pip install 'trifold[vision]'") from None
+        raise TrifoldError(
+            f"reading images needs Pillow; install it with `{install_command('vision')}`"
+        ) from None
     return Image, ImageOps.exif_transpose

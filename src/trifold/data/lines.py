@@ -22,6 +22,7 @@ from trifold.data.archives import open_stored
 from trifold.data.catalog import VARIABLE, data_folder, missing_remedy
 from trifold.errors import DataError
 from trifold.folders import open_named
+from trifold.installation import install_command
 
 STANDARD_INPUT = "-"
 MAX_LINE_BYTES = 1_000_000
@@ -321,5 +322,7 @@ def _zstd_factory(name: str) -> Any:
     with suppress(ModuleNotFoundError):
         library = importlib.import_module("zstandard")
         return lambda: library.ZstdDecompressor().decompressobj()
-    remedy = 'install it with `pip install "trifold[zst]"`, or decompress the file with `zstd -d`'
-    raise DataError(f"{name}: reading zstd needs the `zstandard` library; {remedy}") from None
+    raise DataError(
+        f"{name}: reading zstd needs the `zstandard` library; install it with "
+        f"`{install_command('zst')}`, or decompress the file with `zstd -d`"
+    ) from None

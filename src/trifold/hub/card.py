@@ -17,6 +17,7 @@ from trifold.folders import AnyPath, UntrustedPath, named, read_text
 from trifold.hub.families import NATIVE
 from trifold.hub.files import replacing
 from trifold.hub.names import CARD, CONFIG, hub_id
+from trifold.installation import DISTRIBUTION
 from trifold.jsonfiles import read_json
 
 MAX_CARD = 2**20  # bytes of a card that is read
@@ -192,6 +193,7 @@ class ModelCard:
     def _uses(self) -> str:
         parts = []
         if not self.is_adapter:
+            parts.append(f"With trifold (distribution `{DISTRIBUTION}`):\n")
             parts.append(fenced(f"trifold {self.command or 'show MODEL'}", "sh"))
             parts.append(fenced('import trifold\n\nmodel = trifold.load("MODEL")', "python"))
         else:

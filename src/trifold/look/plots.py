@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from trifold import disk
 from trifold.errors import TrifoldError, UsageError
 from trifold.folders import named
+from trifold.installation import install_command
 from trifold.jsonfiles import finite, iter_metrics
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure  # without pyplot: no window system, no global state
     except ModuleNotFoundError:
-        raise TrifoldError("pictures need matplotlib: pip install 'trifold[plots]'") from None
+        raise TrifoldError(
+            f"pictures need matplotlib; install it with `{install_command('plots')}`"
+        ) from None
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trifold.errors import TrifoldError, UsageError
+from trifold.installation import install_command
 from trifold.look.page import page
 from trifold.look.requests import answer
 from trifold.look.session import Session
@@ -66,8 +67,10 @@ def create_app(sessions: Sequence[Session], start: Mapping[str, Any], port: int,
         from starlette.responses import HTMLResponse, JSONResponse, Response
         from starlette.routing import Route
     except ImportError:
-        remedy = "pip install 'trifold[web]'; --out page.html writes a page without them"
-        raise UsageError(f"the live page requires starlette and uvicorn: {remedy}") from None
+        raise UsageError(
+            "the live page needs starlette and uvicorn; install them with "
+            f"`{install_command('web')}`, or write a file with --out page.html"
+        ) from None
     hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
     origins = {None, *(f"http://{host}" for host in hosts)}
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from trifold import fast
 from trifold.data.frames import data_overrides
 from trifold.errors import UsageError
+from trifold.installation import install_command
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import BestValidation
@@ -203,7 +204,8 @@ class Run:
             self.log.event(self.progress.step, "data changed", what=line)
         if self.ranks.is_first and self.log.board is None:
             self.view.say(
-                "no TensorBoard (pip install 'trifold[plots]'); metrics are in metrics.jsonl"
+                "metrics are in metrics.jsonl only; for TensorBoard, install it with "
+                f"`{install_command('plots')}`"
             )
         self.view.begin(self.settings.steps, self.progress.step)
         if self.session.changed_files and self.progress.step:
