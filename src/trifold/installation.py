@@ -42,7 +42,7 @@ def _declared() -> tuple[str, dict[str, list[str]]]:
     for extra in found.get_all("Provides-Extra") or []:
         ends = (f'extra == "{extra}"', f"extra == '{extra}'")
         extras[extra] = [line for line in lines if line.endswith(ends)]
-    return found.get("Requires-Python", ""), extras
+    return found["Requires-Python"], extras
 
 
 def python_range() -> SpecifierSet:
