@@ -24,12 +24,12 @@ from trifold.data.frames import name_frames
 from trifold.errors import SettingsError, UsageError, wrapped
 from trifold.folders import AnyPath, UntrustedPath, named, open_named
 from trifold.generation_config import GenerationConfig, resolve
-from trifold.hub.names import no_run_error
+from trifold.hub.names import find_run_recipe, no_run_error
 from trifold.nn import load_part
 from trifold.nn.lora import LoRASettings
 from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
-from trifold.objectives.defaults import complete
+from trifold.objectives.defaults import complete, complete_recorded
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import Conflict, Settings, nearest, warn
 from trifold.text import TokenizerSettings
@@ -466,13 +466,13 @@ def load_recipe(
     `key=value` overrides.
 
     `model: {preset: transformer-base, dropout: 0.2}` starts from a preset. imports_parts: import
-    the parts that a recipe file names in `model.parts`, because a user has named the file; not that
-    of a run folder, which may come from others. Raises SettingsError or UsageError.
+    the parts that a recipe file names in `model.parts`, because a user has named the file. The
+    recipe of a run may come from others: its parts are not imported, and nothing that it names is
+    opened for its defaults. Raises SettingsError or UsageError.
     """
     values, default_name, is_included = _read(name)
-    path = named(name).path
-    is_of_a_run = (path.parent / "environment.json").exists()
-    if imports_parts and path.is_file() and not is_of_a_run:
+    is_foreign = _is_of_a_run(name)
+    if imports_parts and named(name).path.is_file() and not is_foreign:
         _import_parts(values)
     # What the user has set: the file and the overrides. The values of an included recipe are
     # defaults, as those of a preset.
@@ -488,12 +488,23 @@ def load_recipe(
         set_key(values, key, value)
         set_key(written, key, value)
     values.setdefault("name", default_name)
-    lines = complete(values, written)
+    lines: list[str] = []
+    if is_foreign:
+        complete_recorded(values)
+    else:
+        lines += complete(values, written)
     lines += settle(values, written)
     if os.environ.get("RANK", "0") == "0":
         for line in lines:
             print(wrapped(line), file=sys.stderr)
-    recipe = Recipe.parse(values)
+    try:
+        recipe = Recipe.parse(values)
+    except SettingsError as error:
+        if not is_foreign or given:
+            raise
+        # No one has named the file.
+        lines = [f"{_file_of(name)}: {line}" for line in str(error).splitlines()]
+        raise SettingsError("\n".join(lines)) from None
     recipe.overrides.update(given)
     recipe.chosen.update(written)
     return recipe
@@ -551,14 +562,27 @@ def _settle_generation(values: dict[str, Any], chosen: Mapping[str, Any]) -> Ite
 
 def is_run(name: AnyPath) -> bool:
     """Whether this is a run folder, and not the name of an included recipe."""
-    return (named(name) / "recipe.yaml").exists() and not (INCLUDED / f"{name}.yaml").is_file()
+    return find_run_recipe(named(name)) is not None and not (INCLUDED / f"{name}.yaml").is_file()
+
+
+def _is_of_a_run(name: AnyPath) -> bool:
+    """Whether a recipe is that of a run: the folder is named, the file was found in a folder that
+    is, or it lies beside other files of a run.
+    """
+    path = named(name)
+    is_found = path.path != path.root
+    return is_run(name) or is_found or (path.path.parent / "environment.json").exists()
+
+
+def _file_of(name: AnyPath) -> UntrustedPath:
+    """The named file, or the recipe.yaml of the named run."""
+    path = named(name)
+    return path / "recipe.yaml" if is_run(name) else path
 
 
 def _read(name: AnyPath) -> tuple[dict[str, Any], str, bool]:
     """The values of a recipe, its default name, and whether it is an included one."""
-    path = named(name)
-    if is_run(name):
-        path = path / "recipe.yaml"
+    path = _file_of(name)
     if path.suffix in (".yaml", ".yml") or path.path.is_file():
         return _read_file(path), path.stem, False
     included = INCLUDED / f"{name}.yaml"

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.faults import PLANTS, PROMISES, Verdict, plant_all, planted, try_all
@@ -61,10 +62,11 @@ def run() -> int:
             verdicts.append(verdict)
             if not chosen.json:
                 _print(verdict)
-    good = sum(bool(verdict.failures) == every for verdict in verdicts)
+    good = sum(verdict.is_found if every else verdict.is_kept for verdict in verdicts)
     if chosen.json:
         print(json.dumps([verdict._asdict() for verdict in verdicts]))
     else:
+        print(_summary(verdicts))
         print(f"{good} of {len(verdicts)} {'bugs were found' if every else 'promises kept'}")
     return 0 if good == len(verdicts) else 1
 
@@ -93,11 +95,30 @@ def _print(verdict: Verdict) -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     count = (
-        f"{verdict.trials:6,} trials {len(verdict.failures):4} failures {verdict.seconds:7.1f} s"
+        f"{verdict.trials:6,} trials {len(verdict.failures):4} failures "
+        f"{len(verdict.errors):2} errors {verdict.seconds:7.1f} s"
     )
     print(f"{verdict.name:17}{verdict.about:76}{count}", flush=True)
-    for failure in verdict.failures[:3]:
-        print(f"  {failure}", file=sys.stderr)
+    for message in (verdict.failures + verdict.errors)[:3]:
+        print(f"  {message}", file=sys.stderr)
+
+
+def _summary(verdicts: Sequence[Verdict]) -> str:
+    """The numbers of all trials, the longest one, and the largest memory of a process."""
+    slowest = max(verdicts, key=lambda verdict: verdict.slowest)
+    memory = max(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    kib = 1 if sys.platform == "linux" else 1024
+    return (
+        f"{sum(verdict.trials for verdict in verdicts):,} trials, "
+        f"{sum(len(verdict.failures) for verdict in verdicts):,} failures, "
+        f"{sum(len(verdict.errors) for verdict in verdicts):,} errors in "
+        f"{sum(verdict.seconds for verdict in verdicts):,.0f} s; the longest trial "
+        f"{slowest.slowest:.1f} s ({slowest.name}); the largest process "
+        f"{memory / kib / 1024:,.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

@@ -259,6 +259,8 @@ def power_cuts_are_survived(box: Box) -> None:
             where = f"power failure after operation {length} of {len(operations)}"
             try:
                 found = load_newest(after)
+                for path in checkpoint.list_checkpoints(after):
+                    checkpoint.load(path)
             except CheckpointError as error:
                 box.expect(False, f"{where}: {error}")
                 return
@@ -272,8 +274,6 @@ def power_cuts_are_survived(box: Box) -> None:
                 box.expect(
                     (step_of(found.path), seed) in {(old, 1), (new, 2)}, f"{where}: {found.path}"
                 )
-            for path in checkpoint.list_checkpoints(after):
-                checkpoint.load(path)
             done = length == len(operations)
             box.expect(
                 not done or (found is not None and found.state.progress["batch"] == 2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +25,27 @@ class Promise(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The result of the trials; `failures` has a message for each failed one."""
+    """The result of the trials. failures: a message for each trial that saw the promise broken.
+    errors: one for each that ended in another error, which says nothing about the promise. slowest:
+    the longest trial in seconds.
+    """
 
     name: str
     about: str
     trials: int
     failures: list[str]
+    errors: list[str]
     seconds: float
+    slowest: float
+
+    @property
+    def is_kept(self) -> bool:
+        return not self.failures and not self.errors
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a planted bug was seen as what it is."""
+        return bool(self.failures) and not self.errors
 
 
 Command = Callable[[Sequence[str]], int]
@@ -58,6 +73,8 @@ def try_promise(
     runs of earlier promises in `folder`.
     """
     failures: list[str] = []
+    errors: list[str] = []
+    slowest = 0.0
     references = {} if references is None else references
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,14 +83,23 @@ def try_promise(
         place = folder / f"{name} {number}"
         place.mkdir(parents=True)
         box = Box(place, random.Random(f"{name} {seed} {number}"), number, references, command)
+        before = time.perf_counter()
         try:
             promise.trial(box)
         except Broken as broken:
             failures.append(f"trial {number}: {broken}")
         except Exception as error:
-            failures.append(f"trial {number}: {type(error).__name__}: {error}")
+            errors.append(f"trial {number}: {type(error).__name__}: {error}{_place(error)}")
+        slowest = max(slowest, time.perf_counter() - before)
         shutil.rmtree(place, ignore_errors=True)
-        if failures and until_broken:
+        if (failures or errors) and until_broken:
             trials = number + 1
             break
-    return Verdict(name, promise.about, trials - first, failures, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Verdict(name, promise.about, trials - first, failures, errors, seconds, slowest)
+
+
+def _place(error: Exception) -> str:
+    """File and line that raised an error."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({Path(last.filename).name}:{last.lineno})"

@@ -66,7 +66,11 @@ def pairs_stay_aligned(box: Box) -> None:
             f"{what}, broken at {broken}: {message}",
         )
         return
-    found = read_pairs(files, settings)
+    try:
+        found = read_pairs(files, settings)
+    except DataError as error:
+        box.expect(False, f"{what}: refused: {error}")
+        return
     kept = [
         i for i, pair in enumerate(pairs) if blank == "keep" or all(side.strip() for side in pair)
     ]

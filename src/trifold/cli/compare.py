@@ -178,14 +178,6 @@ def _measure(request: EvalRequest) -> Measurement:
         outputs, _ = evaluation.translate(request, pairs)
         return Measurement(settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs")
     pipeline, task, rows, _ = evaluation.open_validation(request)
-    shape = pipeline.config.shape
-    heads = pipeline.config.chosen_heads
-    needed = task.settings.with_heads(pipeline.config).chosen_heads
-    if shape not in task.settings.shapes or not {*needed} <= {*heads}:
-        raise UsageError(
-            f"{request.model}: this {shape} (heads: {', '.join(heads)}) is no model for task.kind: "
-            f"{task.settings.kind}; name a run of that task"
-        )
     examples = task.examples(rows)
     model = pipeline.model
     indices = (np.array([row]) for row in range(len(examples.lengths)))

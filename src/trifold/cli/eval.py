@@ -37,6 +37,7 @@ from trifold.folders import named
 if TYPE_CHECKING:
     from trifold.batches import BatchSettings
     from trifold.data import DataSettings, Rows
+    from trifold.nn import ModelConfig
     from trifold.objectives.evaluation import EvalContext
     from trifold.objectives.objective import DataKind, Objective, ObjectiveSettings
     from trifold.objectives.translate import TranslateSettings
@@ -209,13 +210,14 @@ def _learns_labels(recipe: Recipe | None) -> bool:
 
 def find_recipe(model: str) -> Recipe | None:
     """The recipe of the run that the model belongs to, or None."""
+    from trifold.hub.names import find_run_recipe
     from trifold.recipe import load_recipe
 
     folder = named(Path(model).expanduser())
-    for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml"):
-        if folder.is_folder() and file.exists():
-            return load_recipe(file)
-    return None
+    if not folder.is_folder():
+        return None
+    recipe = find_run_recipe(folder) or find_run_recipe(folder.parent)
+    return None if recipe is None else load_recipe(recipe)
 
 
 def data_kind_of(request: EvalRequest) -> DataKind:
@@ -419,6 +421,17 @@ def open_validation(request: EvalRequest) -> tuple[Pipeline, Objective, Any, Eva
     return *_open_task(request, recipe, batches), context
 
 
+def _check_fits(model: str, config: ModelConfig, task: ObjectiveSettings) -> None:
+    """Raises UsageError for a model of another shape or with other heads than the task needs."""
+    needed = task.with_heads(config).chosen_heads
+    if config.shape not in task.shapes or not {*needed} <= {*config.chosen_heads}:
+        raise UsageError(
+            f"{model}: this {config.shape} (heads: {', '.join(config.chosen_heads) or 'none'}) is "
+            f"no model for task.kind: {task.kind}; name a run of that task, or use "
+            "`trifold predict`"
+        )
+
+
 def _open_task(
     request: EvalRequest, recipe: Recipe, batches: BatchSettings
 ) -> tuple[Pipeline, Objective, Any]:
@@ -435,6 +448,7 @@ def _open_task(
             "of one with --tokenizer"
         )
     pipeline = request.load()
+    _check_fits(request.model, pipeline.config, settings)
     # The data to measure also stands in for the training data, and would be reported twice.
     report = cache(request.report)
     seed = recipe.train.seed
@@ -481,8 +495,9 @@ def _open_language_model(request: EvalRequest) -> tuple[Pipeline, Objective, Any
         raise request.no_data_error("no recipe.yaml next to it, so", "text.txt")
     settings = DataSettings.parse({"documents": "file", **request.options, **_only(data)})
     pipeline = request.load()
+    _check_fits(request.model, pipeline.config, CausalSettings())
     text = read_documents(data, settings, split="valid")
-    print_note(str(text.report))
+    request.report(str(text.report))
     # A document starts as the texts of the tokenizer do.
     reader = pipeline.reader
     begins = reader.bos_id is not None and reader.rows(["a"])[0].ids[0] == reader.bos_id

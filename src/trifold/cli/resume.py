@@ -19,5 +19,5 @@ def run(
     """Continue a run from its last checkpoint, as if it had not stopped."""
     from trifold.train.run_folder import recipe_of_run
 
-    recipe = recipe_of_run(folder).path
-    train.run(str(recipe), changes, recipe.parent, "auto", data_changed, json=json)
+    recipe = recipe_of_run(folder)
+    train.train_recipe(recipe, changes, recipe.path.parent, "auto", data_changed, json=json)

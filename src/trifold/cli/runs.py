@@ -24,6 +24,7 @@ HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
+MODEL = "config.json"  # beside which other tools write a recipe.yaml
 LOCK = ".lock"
 SUMMARY = "summary.json"  # of `trifold train --seeds` and `--folds`
 # Folders of a run, in which there are no runs.
@@ -120,7 +121,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
     """The runs in a folder, itself included, and the folders that cannot be read."""
     unreadable = list[OSError]()
     for path, names, files in os.walk(folder, onerror=unreadable.append):
-        is_run = RECIPE in files or METRICS in files
+        is_run = (RECIPE in files or METRICS in files) and MODEL not in files
         names[:] = [name for name in names if not (is_run and name in PARTS)]
         if is_run:
             yield Path(path)

@@ -14,6 +14,7 @@ from trifold.cli.options import Json, argument, value
 from trifold.cli.several import changes_by_run, train_each
 from trifold.cli.terminal import is_main_process, print_json, print_note
 from trifold.errors import wrapped
+from trifold.folders import AnyPath, named
 
 if TYPE_CHECKING:
     from trifold.recipe import Recipe
@@ -52,6 +53,21 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a model from a recipe. Ctrl-C saves a checkpoint and prints how to continue."""
+    train_recipe(recipe, changes, out, resume, data_changed, seeds, folds, json=json)
+
+
+def train_recipe(
+    recipe: AnyPath,
+    changes: list[str] | None,
+    out: Path | None,
+    resume: Literal["auto"] | None,
+    data_changed: bool,
+    seeds: str | None = None,
+    folds: int | None = None,
+    *,
+    json: bool,
+) -> None:
+    """Train a recipe, which was named or found in the folder of a run, and print the outcome."""
     _ignore_user_signal()
     try:
         from trifold.recipe import is_run, load_recipe
@@ -61,7 +77,7 @@ def run(
         with join_ranks() as ranks:
             settings = ranks.in_turn(lambda: load_recipe(recipe, changes or (), imports_parts=True))
             if out is None and is_run(recipe):
-                out = Path(recipe)
+                out = named(recipe).path
             if seeds is not None or folds is not None:
                 folder = out or Path("runs") / settings.name
                 by_run = changes_by_run(seeds, folds)

@@ -55,11 +55,25 @@ def _model_in(folder: UntrustedPath, name: str) -> UntrustedPath:
     """
     if not (folder / CONFIG).exists() and (folder / "model" / CONFIG).exists():
         return folder / "model"
-    if (folder / "recipe.yaml").exists():
+    if find_run_recipe(folder) is not None:
         raise CheckpointError(
             f"{name}: the run has no model yet; continue with `trifold resume {name}`"
         )
     return folder
+
+
+def find_run_recipe(folder: UntrustedPath) -> UntrustedPath | None:
+    """The recipe.yaml of a run; None if the folder is no run. Beside the files of a model, it is a
+    file of another tool, such as llm-compressor.
+    """
+    recipe = folder / "recipe.yaml"
+    if not recipe.exists() or _has_model_files(folder):
+        return None
+    return recipe
+
+
+def _has_model_files(folder: UntrustedPath) -> bool:
+    return any((folder / name).exists() for name in (CONFIG, ADAPTER))
 
 
 def hub_id(folder: UntrustedPath) -> tuple[str, str] | None:
@@ -86,17 +100,18 @@ def no_run_error(folder: Path) -> UsageError:
     """The error for a folder that is not a run; it names a similar folder beside it, or runs around
     it.
     """
-    parent = folder.parent
-    files = [
-        *parent.glob("recipe.yaml"),
-        *parent.glob("*/recipe.yaml"),
-        *folder.glob("*/recipe.yaml"),
-    ]
+    path = named(folder)
+    if _has_model_files(path) and find_run_recipe(path.parent) is None:
+        return UsageError(
+            f"{folder}: the folder of a model, not of a run; to train it further, set "
+            f"start_from={folder}"
+        )
+    around = (folder.parent, *folder.parent.glob("*"), *folder.glob("*"))
+    runs = sorted(path.as_posix() for path in around if find_run_recipe(named(path)) is not None)
     hint = ""
     if not folder.exists():
         hint = similar_folder(folder)
-    if files and not hint:
-        runs = sorted(file.parent.as_posix() for file in files)
+    if runs and not hint:
         hint = f"; known runs: {', '.join(runs[:10])}"
     return UsageError(f"{folder}: no such run (a run has a recipe.yaml){hint}")
 

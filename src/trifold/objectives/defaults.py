@@ -62,6 +62,24 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def complete_recorded(values: dict[str, Any]) -> None:
+    """Add the defaults of the task to the values of the recipe of a run, and expand its preset.
+    Training records all values, so this matters for a recipe that others wrote: nothing that it
+    names is opened.
+    """
+    groups = {name: values.get(name, {}) for name in GROUPS}
+    objective = _find_objective(groups)
+    if objective is None:
+        return  # an error, which `Recipe` reports
+    if objective.data_kind == "parts":
+        values.setdefault("data", {})
+    defaults: Defaults = {"tokenizer": objective.special}
+    if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
+        defaults = objective.defaults
+    _add_missing(values, groups, defaults, {})
+    _expand_preset(values, objective)
+
+
 def _find_objective(groups: Mapping[str, Any]) -> type[ObjectiveSettings] | None:
     """The settings class of the task; None if a group of the recipe has no keys or the kind is
     unknown.

@@ -23,6 +23,7 @@ from torch import Tensor
 from trifold import fast
 from trifold.data.frames import data_overrides
 from trifold.errors import UsageError
+from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.installation import install_command
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
@@ -46,7 +47,7 @@ from trifold.train.validate import Validator
 
 
 def train(
-    recipe: str | Path | Recipe,
+    recipe: AnyPath | Recipe,
     *,
     out: str | Path | None = None,
     resume: Literal["auto"] | None = None,
@@ -67,7 +68,7 @@ def train(
     for an interruption. Under `torchrun`, all processes return the same outcome. If one fails, the
     others raise OtherRankError.
     """
-    if not isinstance(recipe, str | Path | Recipe):
+    if not isinstance(recipe, str | Path | UntrustedPath | Recipe):
         raise TypeError(f"recipe is a name, a path or a Recipe, not {recipe!r:.60}")
     if resume not in (None, "auto"):
         raise UsageError(f"resume {resume!r} is not known; give 'auto', or leave it out")
@@ -80,7 +81,7 @@ def train(
     with join_ranks() as ranks:
         if not isinstance(recipe, Recipe):
             if out is None and is_run(recipe):
-                out = recipe
+                out = named(recipe).path
             recipe = ranks.in_turn(load_recipe, recipe, overrides)
         if out is None:
             out = Path("runs") / recipe.name
@@ -110,7 +111,7 @@ def resume(run: str | Path, **arguments: Any) -> Outcome:
     `train`; data in memory is given again.
     """
     recipe = recipe_of_run(run)
-    return train(recipe.path, out=recipe.path.parent, resume="auto", **arguments)
+    return train(recipe, out=recipe.path.parent, resume="auto", **arguments)
 
 
 def _train_in(

@@ -25,7 +25,7 @@ from trifold import disk
 from trifold.disk import sha256_of_file
 from trifold.errors import CheckpointError, TrifoldError, UsageError, check_utf8
 from trifold.folders import AnyPath, UntrustedPath, named, open_file
-from trifold.hub.names import no_run_error
+from trifold.hub.names import find_run_recipe, no_run_error
 from trifold.jsonfiles import parse_metrics, read_json_or_none
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
@@ -43,12 +43,13 @@ def recipe_of_run(folder: AnyPath) -> UntrustedPath:
     run.
     """
     path = named(folder)
-    if path.name != "recipe.yaml":
-        path = path / "recipe.yaml"
-    if not path.exists():
-        raise no_run_error(path.path.parent)
-    open_file(path).close()  # raises what cannot be opened
-    return path
+    if path.name == "recipe.yaml":
+        path = path.parent
+    recipe = find_run_recipe(path)
+    if recipe is None:
+        raise no_run_error(path.path)
+    open_file(recipe).close()  # raises what cannot be opened
+    return recipe
 
 
 class RunFolder:
