@@ -289,7 +289,8 @@ def test_an_unknown_preset_shows_the_nearest():
 
 
 def test_the_default_model_is_the_base_model_of_the_paper(write):
-    assert load_recipe(write("data: {train: a.tsv}\n")).model == PRESETS["transformer-base"]
+    text = "data: {train: a.tsv}\nmodel: {shape: encoder-decoder}\n"
+    assert load_recipe(write(text)).model == PRESETS["transformer-base"]
 
 
 # --- defaults and choices -------------------------------------------------------------------------
@@ -560,7 +561,7 @@ def test_the_default_name_is_the_stem_of_the_file(write):
         ),
         ("data: {train: a.tsv}\ntrian: {steps: 5}", ["trian: unknown key", "did you mean 'train'"]),
         ("data: {train: a.tsv}\ntrain: 5", ["train: ", "got 5"]),
-        ("description: no data", ["data: a value is required"]),
+        ("description: no data", ["data.train: no training data"]),
     ],
 )
 def test_an_invalid_file_is_an_error_with_its_place(write, text, words):

@@ -21,7 +21,7 @@ from trifold.batches import BatchSettings
 from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
 from trifold.data.frames import name_frames
-from trifold.errors import SettingsError, UsageError, wrapped
+from trifold.errors import SettingsError, TrifoldError, UsageError, wrapped
 from trifold.folders import AnyPath, UntrustedPath, named, open_named
 from trifold.generation_config import GenerationConfig, resolve
 from trifold.hub.names import find_run_recipe, no_run_error
@@ -32,9 +32,11 @@ from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.defaults import complete, complete_recorded
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.settings import Conflict, Settings, nearest, warn
+from trifold.suggest import check_arguments, no_recipe_error
 from trifold.text import TokenizerSettings
 from trifold.yaml_dialect import MAX_CHARACTERS, YAMLError, dump, load, parse
 
+SUFFIXES = (".yaml", ".yml")
 INCLUDED = importlib.resources.files("trifold") / "recipes"
 # Schedules whose rates depend on the number of steps -> the attribute of `TrainSettings` with the
 # length of their decay.
@@ -470,7 +472,9 @@ def load_recipe(
     recipe of a run may come from others: its parts are not imported, and nothing that it names is
     opened for its defaults. Raises SettingsError or UsageError.
     """
-    values, default_name, is_included = _read(name)
+    arguments = overrides if isinstance(overrides, Sequence) else ()
+    values, default_name, is_included = _read(name, arguments)
+    check_arguments(str(name), arguments)
     is_foreign = _is_of_a_run(name)
     if imports_parts and named(name).path.is_file() and not is_foreign:
         _import_parts(values)
@@ -580,18 +584,32 @@ def _file_of(name: AnyPath) -> UntrustedPath:
     return path / "recipe.yaml" if is_run(name) else path
 
 
-def _read(name: AnyPath) -> tuple[dict[str, Any], str, bool]:
-    """The values of a recipe, its default name, and whether it is an included one."""
+def _read(name: AnyPath, arguments: Sequence[str]) -> tuple[dict[str, Any], str, bool]:
+    """The values of a recipe, its default name, and whether it is an included one. arguments: the
+    others of the command, for an error.
+    """
     path = _file_of(name)
-    if path.suffix in (".yaml", ".yml") or path.path.is_file():
+    if path.suffix in SUFFIXES:
         return _read_file(path), path.stem, False
     included = INCLUDED / f"{name}.yaml"
-    if not included.is_file():
-        if path.name != str(name):
-            raise no_run_error(path.path)
-        near = nearest(path.name, list(recipe_names()))
-        raise UsageError(f"unknown recipe {path.name!r}{near}; list them with `trifold recipes`")
-    return parse(included.read_text("utf-8"), str(name)), str(name), True
+    if included.is_file() and not path.path.is_file():
+        return parse(included.read_text("utf-8"), str(name)), str(name), True
+    if path.exists() and not path.is_folder():
+        if not path.path.is_file():  # a named pipe, which is read once
+            return _read_file(path), path.stem, False
+        if (values := _read_if_recipe(path)) is not None:
+            return values, path.stem, False
+    error = no_recipe_error(str(name), arguments, recipe_names())
+    raise error or no_run_error(path.path)
+
+
+def _read_if_recipe(path: UntrustedPath) -> dict[str, Any] | None:
+    """The values of a file with any suffix, if it has a group of a recipe. One of data is none."""
+    with suppress(TrifoldError):
+        values = _read_file(path)
+        if any(isinstance(values.get(group), Mapping) for group in Recipe.model_fields):
+            return values
+    return None
 
 
 def _read_file(path: UntrustedPath) -> dict[str, Any]:

@@ -5,18 +5,49 @@ import re
 
 import pytest
 
+from trifold.cli.recipes import BENCHMARKS
 from trifold.recipe import included_recipes, missing_files, recipe_names
 
 
 def test_recipes_are_listed_as_table_and_json(trifold):
-    table = trifold("recipes").out
+    lines = trifold("recipes").out.splitlines()
     listed = json.loads(trifold("recipes", "--json").out)
     assert {row["name"]: row["description"] for row in listed} == recipe_names()
-    words = " ".join(table.split())
-    for name, description in recipe_names().items():
-        assert any(line.startswith(f"{name} ") for line in table.splitlines())
-        assert description.split()[0] in words
-    assert max(map(len, table.splitlines())) <= 80
+    for row in listed:
+        if row["group"] != "benchmarks":
+            (line,) = (line for line in lines if line.startswith(f"  {row['name']} "))
+            assert row["description"] in line
+    assert {row["name"] for row in listed if row["group"] == "benchmarks"} == BENCHMARKS
+
+
+def test_the_list_fits_a_screen_also_without_data(trifold, no_data):
+    lines = trifold("recipes").out.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert len(lines) < 40
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("data", "answer causal choose classify images masked similarity summarize tag translate"),
+        ("gpt", "causal demo-write shakespeare-char shakespeare-char-tiny"),
+        ("ner", "tag"),
+    ],
+)
+def test_recipes_of_a_group_or_a_word(trifold, word, names):
+    listed = json.loads(trifold("recipes", word, "--json").out)
+    assert [row["name"] for row in listed if row["name"] in recipe_names()] == names.split()
+
+
+def test_benchmarks_are_described_on_request(trifold):
+    words = " ".join(trifold("recipes", "benchmarks").out.split())
+    assert all(recipe_names()[name] in words for name in BENCHMARKS)
+
+
+def test_a_word_without_recipes_is_an_error(trifold):
+    result = trifold("recipes", "foo")
+    assert result.code == 2
+    assert "'foo': no such recipe; leave it out, or name a group: data, public" in result.err
 
 
 @pytest.fixture
@@ -30,7 +61,9 @@ def test_recipes_whose_data_is_missing_are_marked(trifold, no_data):
     listed = {row["name"]: row["missing"] for row in json.loads(trifold("recipes", "--json").out)}
     assert listed["smoke"] == listed["demo"] == []
     for name, missing in listed.items():
-        (line,) = (line for line in lines if line.startswith(f"{name} "))
+        if name in BENCHMARKS or missing == ["data.train=FILE"]:
+            continue
+        (line,) = (line for line in lines if line.startswith(f"  {name} "))
         first = next((file.removeprefix("${TRIFOLD_DATA}/").split("/")[0] for file in missing), "")
         assert first in line and ("TRIFOLD_DATA" in line) is False
     assert "TRIFOLD_DATA" in "".join(listed["multi30k-en-de"])

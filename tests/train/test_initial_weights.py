@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from trifold.errors import CheckpointError, SettingsError
 from trifold.hub import read_config
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
+from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.train import train
 from trifold.train.initial_weights import start_from
 
@@ -130,3 +132,89 @@ def test_start_from_another_architecture_is_rejected_and_changes_nothing(tmp_pat
     with pytest.raises(CheckpointError):
         start_from(str(tmp_path / "nothing"), model)
     assert load(tmp_path).config.d_ff == 32
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs of two steps of a causal, a masked and a translation model, and texts."""
+    folder = tmp_path_factory.mktemp("start")
+    lines = [f"the film number {number} was warm and funny" for number in range(30)]
+    (folder / "a.txt").write_text("\n".join(lines), "utf-8")
+    (folder / "b.txt").write_text("\n".join(f"{line} again" for line in lines), "utf-8")
+    for recipe in ("causal", "masked", "translate"):
+        train(recipe, out=folder / recipe, view=RecordingView(), **settings_of(folder, recipe))
+    return folder
+
+
+def settings_of(folder: Path, recipe: str, data: str = "a.txt") -> dict[str, Any]:
+    """The settings of a run of two steps, with a model of one small layer."""
+    source = str(folder / data)
+    if recipe == "translate":
+        source = f"{source},{source}"
+    sizes = {"model.d_model": 8, "model.n_layers": 1, "train.workers": 1, "train.samples": 0}
+    return {"data.train": source, "train.steps": 2, "train.device": "cpu"} | sizes
+
+
+def continued(folder: Path, recipe: str, **changes: Any) -> tuple[Path, list[str]]:
+    """The folder and the report of a run that starts from the one in the folder, on new text."""
+    given = settings_of(folder, recipe, "b.txt")
+    given = {key: value for key, value in given.items() if not key.startswith("model.")}
+    view = RecordingView()
+    out = folder / f"{recipe}-{len([*folder.iterdir()])}"
+    train(recipe, out=out, view=view, **{"start_from": str(folder / recipe)} | given | changes)
+    return out, view.lines
+
+
+@pytest.mark.parametrize("recipe", ["causal", "masked", "translate"])
+def test_a_run_continues_on_new_text_without_model_and_tokenizer(start: Path, recipe: str) -> None:
+    out, lines = continued(start, recipe)
+    assert any(
+        re.search(r"start_from: \d+ weights copied, 0 new, 0 not used", line) for line in lines
+    )
+    ours, theirs = load(out).reader, load(start / recipe).reader
+    assert ours.library.get_vocab() == theirs.library.get_vocab()
+
+
+def test_the_tokenizer_of_a_run_is_named_by_its_folder(start: Path) -> None:
+    out, _ = continued(start, "causal", **{"tokenizer.file": str(start / "causal")})
+    again = load(out).reader.library.get_vocab()
+    assert again == load(start / "causal").reader.library.get_vocab()
+
+
+def test_adapters_of_a_gpt_are_in_the_layers_that_peft_can_adapt(start: Path) -> None:
+    out, lines = continued(start, "causal", **{"train.lora": {"rank": 2}})
+    assert any("train.lora: adapters of o_proj, in_proj, out_proj" in line for line in lines)
+    again, lines = continued(start, "causal", start_from=str(out / "adapter"))
+    assert any("weights copied, 0 new" in line for line in lines)
+    assert load(again).config.n_layers == 1
+
+
+# What a recipe sets beside start_from -> the error.
+LEAVE_OUT = "leave out model and tokenizer, because start_from has both"
+NOT_FITTING = {
+    "model.n_layers=2": f"model.n_layers: 2, but the model of start_from (RUN) has 1; {LEAVE_OUT}",
+    "model.preset=gpt2": f"model.preset: gpt2 has d_model 768, but the model of start_from (RUN) has 8; {LEAVE_OUT}",
+    "tokenizer.kind=char": "tokenizer.kind: has no effect, because start_from has a tokenizer; leave it out",
+    "tokenizer.vocab_size=99": "tokenizer.vocab_size: has no effect, because start_from has a tokenizer; leave it out",
+    "task.kind=masked": "RUN is of shape decoder, but this task trains shape encoder; train it as `causal`, or start from another model",
+    "model.max_positions=128": f"(64x8 there, 128x8 here); {LEAVE_OUT}",
+    "tokenizer.file=OTHER": f"8 here); {LEAVE_OUT}",
+    "model.shape=decoder": f"RUN has another tokenizer than the one that was trained now; {LEAVE_OUT}, or set tokenizer.file=RUN",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", NOT_FITTING)
+def test_settings_that_start_from_has_are_to_be_left_out(start: Path, change: str) -> None:
+    key, _, value = change.partition("=")
+    changes: dict[str, Any] = {key: value if not value.isdigit() else int(value)}
+    if value == "OTHER":
+        other = ["x y z", "z y x"]
+        (start / "other").mkdir()
+        train_tokenizer(other, TokenizerSettings(vocab_size=20)).save(start / "other")
+        changes[key] = str(start / "other")
+    if key == "model.shape":
+        own = load(start / "causal").config.model_dump()
+        changes = {"model": own, "data.holdout": 0.1, "train.warmup": 0}
+    with pytest.raises(SettingsError) as error:
+        continued(start, "causal", **changes)
+    assert NOT_FITTING[change].replace("RUN", str(start / "causal")) in error.value.message

@@ -1,34 +1,115 @@
 """`trifold recipes`: list the recipes that `trifold train` knows."""
 
-from trifold.cli.options import Json
-from trifold.cli.terminal import print_json, print_table
+from __future__ import annotations
 
-EXAMPLES = ("trifold recipes", "trifold recipes --json")
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
+
+from trifold.cli.options import Json, argument
+from trifold.cli.terminal import print_json
+from trifold.errors import UsageError, join_or, wrapped
+
+EXAMPLES = ("trifold recipes", "trifold recipes benchmarks", "trifold recipes gpt")
+# Recipes that are compared with each other, or that others start from.
+BENCHMARKS = frozenset(
+    "mlm-plain mlm-spans mlm-whole-word multi30k-denoise multi30k-en-de-pretrained nsp permutation "
+    "shakespeare-distill shakespeare-student shakespeare-teacher sop span-corruption "
+    "text-to-text".split()
+)
+SCREEN = 80  # columns
+# Name of a group -> its title.
+GROUPS = {
+    "data": "Your data: trifold train NAME data.train=FILE",
+    "public": "Public data; what is in brackets is not here: trifold data NAME downloads it",
+    "demos": "Demos, which need no data: trifold train NAME",
+    "benchmarks": "Benchmarks, described by trifold recipes benchmarks",
+}
 
 
-def run(json: Json = False) -> None:
+class Listed(NamedTuple):
+    """A recipe in the list. missing: what it reads and is not here."""
+
+    name: str
+    group: str
+    missing: list[str]
+    description: str
+
+    def line(self, width: int) -> str:
+        """The line about the recipe, whose name has `width` columns."""
+        names = dict.fromkeys(map(_dataset_or_file, self.missing))
+        missing = ""
+        if self.group != "data" and names:
+            missing = f" [{', '.join(names)}]"
+        return f"  {self.name:{width}}  {self.description}{missing}"
+
+
+def run(
+    word: Annotated[
+        str | None, argument("[WORD]", "A group, or a word: gpt, ner, shakespeare, ….")
+    ] = None,
+    json: Json = False,
+) -> None:
     """List the recipes that come with trifold; each is a whole experiment for `trifold train`.
 
-    The column "missing" names a dataset, file or run that a recipe reads and that is not here;
-    `trifold data NAME` downloads a dataset.
+    In brackets is a dataset, file or run that a recipe reads and that is not here; `trifold data
+    NAME` downloads a dataset.
     """
     from trifold.recipe import included_recipes, missing_files
 
-    included = included_recipes().items()
-    recipes = [(name, missing_files(values), values["description"]) for name, values in included]
+    recipes = [
+        Listed(name, _group_of(name, values), missing_files(values), values["description"])
+        for name, values in sorted(included_recipes().items())
+    ]
+    if word is not None:
+        recipes = [*_find(recipes, word)]
     if json:
-        print_json(
-            [
-                dict(zip(("name", "missing", "description"), recipe, strict=True))
-                for recipe in recipes
-            ]
-        )
+        print_json([recipe._asdict() for recipe in recipes])
         return
-    rows = [("recipe", "missing", "what it trains")]
-    for name, missing, description in recipes:
-        names = dict.fromkeys(map(_dataset_or_file, missing))
-        rows.append((name, ", ".join(names), description))
-    print_table(rows)
+    blocks = (_block(recipes, group, is_whole=word is not None) for group in GROUPS)
+    print("\n\n".join(filter(None, blocks)))
+
+
+def _group_of(name: str, values: Mapping[str, Any]) -> str:
+    """The group of an included recipe."""
+    source = values.get("data", {}).get("train")
+    if name in BENCHMARKS:
+        return "benchmarks"
+    if not source:
+        return "data"
+    return "demos" if str(source).startswith("embedded:") else "public"
+
+
+def _find(recipes: list[Listed], word: str) -> Iterator[Listed]:
+    """The recipes of a group, or those that a word means or that have it in their lines. Raises
+    UsageError if there is none.
+    """
+    from trifold.suggest import recipe_meant
+
+    meant = recipe_meant(word)
+    found = [recipe for recipe in recipes if word in (recipe.group, recipe.name)]
+    found = found or [
+        recipe
+        for recipe in recipes
+        if recipe.name == meant or word.lower() in f"{recipe.name} {recipe.description}".lower()
+    ]
+    if not found:
+        raise UsageError(
+            f"{word!r}: no such recipe; leave it out, or name a group: {join_or([*GROUPS])}"
+        )
+    yield from found
+
+
+def _block(recipes: list[Listed], group: str, *, is_whole: bool) -> str:
+    """The title and the lines of a group. is_whole: whether all of it is described."""
+    members = [recipe for recipe in recipes if recipe.group == group]
+    if not members:
+        return ""
+    width = max(len(recipe.name) for recipe in members)
+    lines = [recipe.line(width) for recipe in members]
+    if group == "benchmarks" and not is_whole:
+        lines = [f"  {', '.join(recipe.name for recipe in members)}"]
+    text = "\n".join(wrapped(line, SCREEN) for line in lines)
+    return f"{GROUPS[group]}\n{text}"
 
 
 def _dataset_or_file(file: str) -> str:

@@ -102,7 +102,7 @@ def describe_misfit(config: ModelConfig, start: AnyPath | None = None) -> str:
     Empty if it can. start: the folder of the initial weights, whose family is the only one to
     change to.
     """
-    start_family = None if start is None else read_json(named(start) / CONFIG)["model_type"]
+    start_family = None if start is None else family_name(named(start))
     changes_for = {
         name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE
     }
@@ -205,6 +205,11 @@ def folder_with(file: str, folder: UntrustedPath) -> UntrustedPath:
     if (folder / file).exists() or not (folder / ADAPTER).exists():
         return folder
     return read_adapter_config(folder)[1]
+
+
+def family_name(folder: UntrustedPath) -> str:
+    """The model_type of a folder with a valid config; of an adapter, that of its base."""
+    return str(read_json(folder_with(CONFIG, folder) / CONFIG)["model_type"])
 
 
 def read_generation_settings(

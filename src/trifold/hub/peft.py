@@ -32,6 +32,7 @@ PARTS = {
     "B": "lora_B.weight",
     "magnitude": "lora_magnitude_vector",
 }
+ADAPTABLE = (SAME, TRANSPOSED)  # how families store matrices that peft can adapt
 
 
 def adapter_tensors(
@@ -42,11 +43,7 @@ def adapter_tensors(
 
     Raises SettingsError if the base is an adapter, or its family has no modules for them.
     """
-    family = _family(named(base))
-    if not family.fits(config):
-        raise SettingsError(
-            f"train.lora: {family.model_type}, the family of start_from, lacks parts of the model"
-        )
+    family = _family_for(named(base), config)
     plain = {name: weight for name, weight in weights.items() if ".lora_" not in name}
     table = family.rules(config)
     tensors = dict[str, Tensor]()
@@ -59,7 +56,7 @@ def adapter_tensors(
             if f"{module}lora_A" not in weights:
                 continue
             theirs = conversion.theirs[0]
-            if conversion.transform not in (SAME, TRANSPOSED):
+            if conversion.transform not in ADAPTABLE:
                 raise SettingsError(
                     f"train.lora.targets: {family.model_type} stores {module}weight in another "
                     f"order or with others ({theirs}), where peft has no adapter for it; choose "
@@ -72,6 +69,29 @@ def adapter_tensors(
                         tensors[f"{their_module}{ending}"] = weights[f"{module}lora_{part}"]
     tensors |= _whole_modules(replaced, table, rules.saving(table, plain))
     return {PREFIX + name: tensor.float() for name, tensor in tensors.items()}
+
+
+def adaptable_modules(base: AnyPath, config: ModelConfig, names: Collection[str]) -> set[str]:
+    """The modules, of the parameters of these names, that peft can adapt in the family of the base:
+    those that it stores as they are, or transposed.
+    """
+    table = _family_for(named(base), config).rules(config)
+    return {
+        name.removesuffix(".weight")
+        for conversion in rules.conversions(table, names)
+        if conversion.transform in ADAPTABLE
+        for name in conversion.ours
+    }
+
+
+def _family_for(base: UntrustedPath, config: ModelConfig) -> Family:
+    """The family of a base. Raises SettingsError if a model of this config is not of it."""
+    family = _family(base)
+    if not family.fits(config):
+        raise SettingsError(
+            f"train.lora: {family.model_type}, the family of start_from, lacks parts of the model"
+        )
+    return family
 
 
 def _family(base: UntrustedPath) -> Family:

@@ -5,17 +5,18 @@ data.
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from trifold.data import DataSettings
 from trifold.data.image_sets import measure_images
-from trifold.errors import SettingsError, TrifoldError
+from trifold.errors import SettingsError, TrifoldError, join_or
 from trifold.folders import UntrustedPath
 from trifold.hub import read_config, resolve
 from trifold.hub.families import FAMILIES
+from trifold.hub.folder import family_name
 from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
 from trifold.hub.sentence_transformers import SentenceModules, read_modules
-from trifold.jsonfiles import read_json
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
@@ -28,6 +29,11 @@ WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))
 GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 # Sizes that a model shares with the one that its initial weights come from.
 SIZES = "d_model d_embedding n_heads n_kv_heads d_head d_ff n_token_types max_positions".split()
+# Of these, what no initial weights fit that have another value.
+FIXED_SIZES = ("d_model", "n_layers", "n_heads", "d_ff")
+TOKENIZER_KEYS = ("add", "dropout", "dropout_epochs")  # that also apply to an existing tokenizer
+# The recipe that trains any model of a shape.
+TASK_OF_SHAPE = {"decoder": "causal", "encoder": "masked", "encoder-decoder": "translate"}
 HELD_OUT = 500_000  # most tokens of the held-out tenth
 GROUPS = ("task", "data", "tokenizer", "model", "batch", "train")  # of a recipe
 Defaults: TypeAlias = Mapping[str, Mapping[str, Any]]  # group of a recipe -> its values
@@ -44,13 +50,17 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     objective = _find_objective(groups)
     if objective is None:
         return []  # an error, which `Recipe` reports
+    start_from = values.get("start_from") or groups["train"].get("start_from")
+    _check_start_sizes(groups["model"], start_from)
     if objective.data_kind == "parts":  # which have data of their own
         values.setdefault("data", {})
     defaults: Defaults = {"tokenizer": objective.special}
     for_size: Defaults = {}
     if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
-        start_from = values.get("start_from") or groups["train"].get("start_from")
         defaults, config = _for_task(objective, start_from)
+        if config is not None:
+            _check_shape(objective, config, start_from)
+            _check_tokenizer(written.get("tokenizer"))
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")
         for_size = _for_size(groups, config)
@@ -86,8 +96,12 @@ def _find_objective(groups: Mapping[str, Any]) -> type[ObjectiveSettings] | None
     """
     if not all(isinstance(group, Mapping) for group in groups.values()):
         return None
-    kind = str(groups["task"].get("kind", DEFAULT_KIND))
+    kind = _kind(groups)
     return settings_class(kind) if kind in KINDS else None
+
+
+def _kind(groups: Mapping[str, Mapping[str, Any]]) -> str:
+    return str(groups["task"].get("kind", DEFAULT_KIND))
 
 
 def _add_missing(
@@ -190,6 +204,58 @@ def _for_task(
     return defaults, config
 
 
+def _check_start_sizes(model: Mapping[str, Any], start_from: Any) -> None:
+    """Raises SettingsError if a recipe sets another size than the model in the folder of start_from
+    has, which gives a new model its sizes. That of a run has all sizes and is not checked.
+    """
+    if not isinstance(start_from, str) or model.keys() >= {"n_layers", *SIZES}:
+        return
+    config = None
+    with suppress(TrifoldError, OSError):  # which training reports
+        if Path(start_from).expanduser().is_dir():  # a name of the hub would be downloaded
+            config = read_config(resolve(start_from))
+    if config is None:
+        return
+    preset = model.get("preset")
+    sizes = dict(model)
+    if preset in [*PRESETS, *PUBLISHED_PRESETS]:
+        sizes = {**_find_preset(preset).model_dump(), **model}
+    for key in FIXED_SIZES:
+        if sizes.get(key, getattr(config, key)) != getattr(config, key):
+            setting = f"model.{key}: {sizes[key]}"
+            if key not in model:
+                setting = f"model.preset: {preset} has {key} {sizes[key]}"
+            raise SettingsError(
+                f"{setting}, but the model of start_from ({start_from}) has "
+                f"{getattr(config, key)}; leave out model and tokenizer, because start_from has "
+                "both"
+            )
+
+
+def _check_shape(objective: type[ObjectiveSettings], config: ModelConfig, start_from: str) -> None:
+    """Raises SettingsError if the task does not train models of the shape of start_from."""
+    if config.shape in objective.shapes:
+        return
+    raise SettingsError(
+        f"start_from: {start_from} is of shape {config.shape}, but this task trains shape "
+        f"{join_or(objective.shapes)}; train it as `{TASK_OF_SHAPE[config.shape]}`, or start from "
+        "another model"
+    )
+
+
+def _check_tokenizer(written: Any) -> None:
+    """Raises SettingsError if a user sets how a tokenizer is trained, beside start_from, whose
+    tokenizer is used. written: the group of the recipe.
+    """
+    if not isinstance(written, Mapping) or "file" in written:
+        return
+    for key in written:
+        if key not in TOKENIZER_KEYS:
+            raise SettingsError(
+                f"tokenizer.{key}: has no effect, because start_from has a tokenizer; leave it out"
+            )
+
+
 def _of_sentence_model(start: UntrustedPath, modules: SentenceModules) -> dict[str, Any]:
     """The settings of a folder of sentence-transformers that training keeps."""
     problem = modules.problem
@@ -214,7 +280,7 @@ def _with_heads(folder: UntrustedPath, objective: type[ObjectiveSettings]) -> Mo
     without labels.
     """
     config = read_config(folder)
-    family = FAMILIES[read_json(folder / "config.json")["model_type"]]
+    family = FAMILIES[family_name(folder)]
     # Number of heads -> an architecture of the family that has those of the objective.
     by_heads = {
         len(fields["heads"]): name
@@ -241,13 +307,13 @@ def _for_size(
     """
     data = groups["data"]
     model = dict[str, Any]()
-    if groups["task"].get("kind") == "images":
+    if _kind(groups) == "images":
         tokens, model = _size_of_images(data, start)
         width, layers = WIDTHS[0][1:]
         longest = 0.0
     else:
         tokens, longest = _size_of_texts(groups)
-        width, layers = next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
+        width, layers = _size_of_model(groups, tokens)
     if start is None:
         width = _number(groups["model"], "d_model", width)
         sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
@@ -261,6 +327,15 @@ def _for_size(
     if data.get("train") and not data.get("valid"):
         chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / tokens):.2g}")}
     return chosen
+
+
+def _size_of_model(groups: Mapping[str, Mapping[str, Any]], tokens: int) -> tuple[int, int]:
+    """Width and layers of a model for data with this many tokens. Of pairs, an encoder reads one
+    side and a decoder the other.
+    """
+    if settings_class(_kind(groups)).data_kind == "pairs":
+        tokens //= 2
+    return next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
 
 
 def _schedule(groups: Mapping[str, Mapping[str, Any]], tokens: int, rate: float) -> dict[str, Any]:
@@ -282,7 +357,7 @@ def _schedule(groups: Mapping[str, Mapping[str, Any]], tokens: int, rate: float)
 
 def _size_of_texts(groups: Mapping[str, Mapping[str, Any]]) -> tuple[int, float]:
     """Estimates of the tokens of the training data, and of a long row."""
-    kind = str(groups["task"]["kind"])
+    kind = _kind(groups)
     token_bytes = 4
     if groups["tokenizer"].get("kind") == "char":
         token_bytes = 1

@@ -51,6 +51,10 @@ class TranslateSettings(ObjectiveSettings):
 
     pipeline_tag = "translation"
     data_kind = "pairs"
+    defaults = {  # noqa: RUF012
+        "model": {"preset": "transformer-base"},
+        "batch": {"on_overflow": "truncate"},
+    }
     unused_keys = ()
 
     kind: Literal["translate"] = "translate"

@@ -612,7 +612,7 @@ class Tokenizer:
             if not reason.startswith("not a tokenizer"):
                 what = "not a tokenizer" if file.exists() else "cannot be read"
                 reason = f"{what} ({reason})"
-            remedy = "give a tokenizer.json, or a folder that holds one"
+            remedy = "give a tokenizer.json, a model folder or a run"
             raise DataError(f"{file}: {reason}; {remedy}") from None
         try:
             settings = merge_files(file.parent)

@@ -21,7 +21,7 @@ from tokenizers import (
 )
 
 from trifold.errors import SettingsError
-from trifold.folders import open_named
+from trifold.folders import UntrustedPath, named, open_named
 from trifold.settings import Conflict, Settings
 from trifold.text.folder import read_tokenizer
 from trifold.text.special_tokens import SPECIAL, UNK, is_hole
@@ -56,7 +56,7 @@ class TokenizerSettings(Settings):
     sentinels: int = Field(
         0, ge=0, le=10_000, description="number of sentinels <extra_id_0> … of span corruption"
     )
-    file: str | None = None  # a tokenizer.json, or a folder that holds one, instead of training
+    file: str | None = None  # a tokenizer.json, a model folder or a run, instead of training
     add: Annotated[tuple[str, ...], Field(strict=False)] | str = Field(
         (), description="tokens to add to those of `file`, or a file with one per line"
     )
@@ -93,8 +93,8 @@ def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeniz
     """
     if settings.file is None:
         return train_tokenizer(texts, settings)
-    folder = Path(os.path.expandvars(settings.file)).expanduser()
-    if folder.is_dir():
+    folder = find_tokenizer(settings.file)
+    if folder.is_folder():
         tokenizer = read_tokenizer(folder, complete=True, dropout=settings.dropout)
     else:
         tokenizer = Tokenizer.load(folder, dropout=settings.dropout)
@@ -109,6 +109,17 @@ def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeniz
             ) from None
     tokenizer.library.add_tokens([token for token in tokens if token.strip()])
     return tokenizer
+
+
+def find_tokenizer(name: str) -> UntrustedPath:
+    """The file or folder of the tokenizer that `tokenizer.file` names: of a run, the folder of its
+    model, or, before the first validation, that of its tokenizer.
+    """
+    path = named(Path(os.path.expandvars(name)).expanduser())
+    if (path / "recipe.yaml").exists():
+        inner = (path / "model", path / "tokenizer")
+        return next((folder for folder in inner if folder.is_folder()), path)
+    return path
 
 
 def train_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokenizer:

@@ -26,10 +26,11 @@ from trifold.data.files import FOLDER_FORMATS, KnownDigests, is_dataset
 from trifold.data.frames import digest_rows
 from trifold.data.image_sets import list_images
 from trifold.errors import DataError, TrifoldError
-from trifold.folders import UntrustedPath, named
+from trifold.folders import UntrustedPath
 from trifold.hub import resolve
 from trifold.hub.names import DOWNLOADED
 from trifold.recipe import Recipe
+from trifold.text.training import find_tokenizer
 from trifold.train.run_folder import RunFolder, read_object
 
 # dotted key of the recipe -> file -> digest
@@ -79,9 +80,9 @@ def data_files(recipe: Recipe) -> dict[str, dict[str, str]]:
     if recipe.train.lora is not None and recipe.train.lora.int8:  # not in the checkpoints
         files["start_from"] = _model_files(resolve(str(recipe.start_from)))
     if tokenizer is not None:
-        path = expand_path(tokenizer)
-        if path.is_dir():
-            files["tokenizer.file"] = _model_files(named(path))
+        path = find_tokenizer(tokenizer)
+        if path.is_folder():
+            files["tokenizer.file"] = _model_files(path)
         else:
             files["tokenizer.file"] = {str(path): ""}
     return files

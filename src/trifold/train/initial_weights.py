@@ -3,21 +3,28 @@ by the objective; with adapters that are new.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from textwrap import shorten
 
 import torch
 from torch import Tensor
 
-from trifold.errors import SettingsError
+from trifold.errors import SettingsError, TrifoldError
 from trifold.hub import load_model, resolve
-from trifold.hub.peft import adapter_tensors
+from trifold.hub.peft import adaptable_modules, adapter_tensors
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import REGRESSION
 from trifold.nn.lora import LoRASettings
 from trifold.objectives.labels import class_names
 from trifold.text import make_tokenizer
+from trifold.text.folder import read_tokenizer
 from trifold.train.data import TrainingData
-from trifold.train.parameters import add_adapters, quantize_blocks
+from trifold.train.parameters import (
+    ADAPTED,
+    add_adapters,
+    default_targets,
+    quantize_blocks,
+)
 
 HEADS = ("heads.", "lm_head.")  # these parameters may be missing on either side
 # These have a row for each class.
@@ -25,6 +32,7 @@ CLASS_TABLES = ("heads.sequence.out_proj.", "heads.token.out_proj.")
 # The names of these end so, and they have a row for each token.
 TOKEN_TABLES = ("_embeddings.tokens.weight", "lm_head.weight", "lm_head.bias")
 MOST_LISTED = 8  # parameters in an error message
+LEAVE_OUT = "leave out model and tokenizer, because start_from has both"
 
 
 def new_model(data: TrainingData) -> Transformer:
@@ -32,6 +40,7 @@ def new_model(data: TrainingData) -> Transformer:
     fit, CheckpointError if they cannot be read.
     """
     recipe = data.recipe
+    _check_tokenizer(data)
     torch.manual_seed(recipe.train.seed)
     model = Transformer(data.config)
     fresh = set[str]()
@@ -42,7 +51,7 @@ def new_model(data: TrainingData) -> Transformer:
     if recipe.train.lora is not None:
         if recipe.start_from is None:
             raise SettingsError("train.lora: adapters need a base model; set start_from")
-        _adapt(model, recipe.train.lora, recipe.start_from, fresh)
+        _adapt(model, recipe.train.lora, recipe.start_from, fresh, data.report)
     return model
 
 
@@ -61,6 +70,24 @@ def _copy_from(folder: str, model: Transformer, data: TrainingData) -> set[str]:
     return fresh
 
 
+def _check_tokenizer(data: TrainingData) -> None:
+    """Raises SettingsError if a new tokenizer was trained that gives other numbers to tokens than
+    that of start_from, whose table of tokens would be read by wrong numbers.
+    """
+    recipe = data.recipe
+    if recipe.start_from is None or recipe.tokenizer.file is not None:
+        return
+    theirs = None
+    with suppress(TrifoldError):  # a model without a tokenizer
+        theirs = read_tokenizer(resolve(recipe.start_from))
+    if theirs is None or theirs.library.get_vocab() == data.objective.tokenizer.library.get_vocab():
+        return
+    raise SettingsError(
+        f"start_from: {recipe.start_from} has another tokenizer than the one that was trained "
+        f"now; {LEAVE_OUT}, or set tokenizer.file={recipe.start_from}"
+    )
+
+
 def _added_tokens(data: TrainingData) -> range:
     """The ids of the tokens of `tokenizer.add`, which are reported."""
     tokenizer = data.recipe.tokenizer
@@ -73,13 +100,28 @@ def _added_tokens(data: TrainingData) -> range:
     return range(known, total)
 
 
-def _adapt(model: Transformer, settings: LoRASettings, base: str, fresh: set[str]) -> None:
+def _adapt(
+    model: Transformer,
+    settings: LoRASettings,
+    base: str,
+    fresh: set[str],
+    report: Callable[[str], None],
+) -> None:
     """Add the adapters; only they, heads and `fresh` weights are trained. Raises SettingsError if
     they could not be saved for the base model.
     """
+    folder = resolve(base)
+    if settings.targets is None:
+        names = dict(model.named_parameters())
+        targets = default_targets(model, adaptable_modules(folder, model.config, names))
+        kinds = dict.fromkeys(name.rpartition(".")[2] for name in targets)
+        if kinds.keys().isdisjoint(ADAPTED):
+            listed = ", ".join(kinds)
+            report(f"train.lora: adapters of {listed}; peft has none of the queries and values")
+        settings = settings.model_copy(update={"targets": targets or None})
     add_adapters(model, settings, fresh)
     weights = dict(model.named_parameters())
-    adapter_tensors(resolve(base), model.config, weights, fresh)  # raises if it cannot be saved
+    adapter_tensors(folder, model.config, weights, fresh)  # raises if it cannot be saved
     if settings.int8:
         quantize_blocks(model)
 
@@ -196,8 +238,7 @@ def _check_tables(folder: str, theirs: dict[str, Tensor], ours: dict[str, Tensor
         if name.endswith(TOKEN_TABLES) and len(theirs[name]) < needed:
             raise SettingsError(
                 f"start_from: {folder}: the model has {len(theirs[name]):,} tokens, but the "
-                f"tokenizer {needed:,}; set tokenizer.file to the tokenizer of that model, or "
-                "remove the tokens that were added to it"
+                f"tokenizer {needed:,}; {LEAVE_OUT}, or remove the tokens that were added to it"
             )
 
 
@@ -216,9 +257,7 @@ def _check_shapes(folder: str, theirs: dict[str, Tensor], ours: dict[str, Tensor
     if len(wrong) > MOST_LISTED:
         listed += f" and {len(wrong) - MOST_LISTED} more"
     raise SettingsError(
-        f"start_from: {folder}: the model of the recipe has other parameters: {listed}; "
-        "set the sizes under `model` to those of that folder's config.json, and tokenizer.file to "
-        "its tokenizer"
+        f"start_from: {folder}: the model of the recipe has other parameters: {listed}; {LEAVE_OUT}"
     )
 
 

@@ -16,7 +16,7 @@ from trifold.nn.lora import AdaptedLinear, LoRASettings
 from trifold.recipe import TrainSettings
 from trifold.settings import nearest
 
-ADAPTED = (".q_proj", ".v_proj", ".kv_down")  # the layers with adapters by default
+ADAPTED = ("q_proj", "v_proj", "kv_down")  # the layers with adapters by default
 
 
 def freeze(model: Transformer, patterns: Sequence[str]) -> None:
@@ -51,28 +51,41 @@ def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("heads.") or name in new)
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, Linear) and ".blocks." in name
-    }
+    layers = _linear_layers(model)
     if settings.targets:
         targets = _select("train.lora.targets", settings.targets, layers)
     else:
-        targets = {name for name in layers if name.endswith(ADAPTED)}
+        targets = {*default_targets(model, layers)}
     for name in sorted(targets):
         layer: Any = layers[name]
         layer.__class__ = AdaptedLinear
         layer.adapt(settings)
 
 
+def default_targets(model: Transformer, adaptable: Collection[str]) -> tuple[str, ...]:
+    """The layers of blocks, of the adaptable ones, with adapters by default: those of queries and
+    values, else all.
+    """
+    names = [name for name in _linear_layers(model) if name in adaptable]
+    usual = [name for name in names if name.rpartition(".")[2] in ADAPTED]
+    return tuple(usual or names)
+
+
+def _linear_layers(model: Transformer) -> dict[str, Linear]:
+    """The linear layers of the blocks by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and ".blocks." in name
+    }
+
+
 def quantize_blocks(model: Transformer) -> None:
     """Store the matrices of the linear layers of the blocks in int8."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, Linear) and ".blocks." in name:
-            small = Int8Weight.quantize(layer.weight.detach())
-            del layer.weight
-            layer.add_module("weight", small)
+    for layer in _linear_layers(model).values():
+        small = Int8Weight.quantize(layer.weight.detach())
+        del layer.weight
+        layer.add_module("weight", small)
 
 
 def rate_factors(model: Transformer, decay: float) -> dict[str, float]:
