@@ -34,6 +34,7 @@ from trifold.train.study import load_study, plan_runs
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
 
 # Start of a command -> arguments that make it fast.
@@ -273,18 +274,41 @@ def test_the_walkthrough_is_generated() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_have_targets(page: Path) -> None:
-    text = _without_blocks(page)
-    headings = {
-        re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
-        for line in text.splitlines()
-        if line.startswith("#")
-    }
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in _links(page):
         file, _, anchor = target.partition("#")
         if "://" in file:
             continue
-        assert not file or (page.parent / file).exists(), f"{page.name}: {target}"
-        assert file or anchor in headings, f"{page.name}: {target}"
+        linked = page.parent / file if file else page
+        assert linked.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in _anchors(linked.resolve()), f"{page.name}: {target}"
+
+
+def test_the_links_to_the_next_page_lead_through_all_pages() -> None:
+    """They begin at the index, are in the first paragraph, and end at a page outside docs/."""
+    page = ROOT / "docs" / "index.md"
+    passed = []
+    while page in DOCS:
+        assert page not in passed, f"{page.name}: is passed twice"
+        passed.append(page)
+        purpose = page.read_text(encoding="utf-8").split("\n\n")[1]
+        link = re.fullmatch(r"This page .+\.\sNext:\s\[[^]]+\]\((\S+)\)\.", purpose, re.S)
+        assert link, f"{page.name}: the first paragraph says neither its purpose nor what is next"
+        page = (page.parent / link[1]).resolve()
+    assert sorted(passed) == DOCS
+
+
+def test_the_index_links_to_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / target.partition("#")[0]).resolve() for target in _links(index)}
+    assert not {page.name for page in {*PAGES, *DOCS} - linked - {index}}
+
+
+def test_the_glossary_is_sorted_and_links_each_word() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    words = [word.casefold() for word, *_ in rows[2:]]
+    assert words == sorted(words)
+    assert not [row for row in rows[2:] if len(row) != 3 or "](" not in row[2]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -362,6 +386,18 @@ def _check_yaml(block: Block) -> None:
     values = {"data": {"train": "embedded:smoke"}} | yaml.safe_load(block.text)
     Path("part.yaml").write_text(yaml.safe_dump(values), encoding="utf-8", newline="\n")
     load_recipe("part.yaml")
+
+
+def _links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", _without_blocks(page))
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as code hosts derive them."""
+    headings = re.findall(r"^#+ (.+)$", _without_blocks(page), re.M)
+    texts = [re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in texts}
 
 
 def _without_blocks(page: Path) -> str:
