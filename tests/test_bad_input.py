@@ -145,7 +145,7 @@ SETTINGS = {
     "bad YAML": Case({"my.yaml": b"train: {steps: 5\n"}, "train {here}/my.yaml", 2, ("my.yaml:2:1: not valid YAML",)),
     "YAML that is not a mapping": Case({"my.yaml": b"- a\n"}, "train {here}/my.yaml", 2, ("a recipe is a mapping",)),
     "YAML that is not UTF-8": Case({"my.yaml": LATIN}, "train {here}/my.yaml", 2, ("my.yaml: byte 9 is not valid UTF-8",)),
-    "recipe without data": Case({"my.yaml": b"train: {seed: 3}\n"}, "train {here}/my.yaml", 2, ("data: a value is required",)),
+    "recipe without data": Case({"my.yaml": b"train: {seed: 3}\n"}, "train {here}/my.yaml", 2, ("data.train: no training data",)),
     "mistyped key": Case({}, f"{SMOKE} train.stpes=5", 2, ("train.stpes: unknown key", "did you mean 'steps'?")),
     "unknown key": Case({}, f"{SMOKE} train.zzz=5", 2, ("train.zzz: unknown key", "known keys: accumulate, async_save")),
     "unknown top-level key": Case({}, f"{SMOKE} zzz=5", 2, ("zzz: unknown key", "known keys: batch, data, desc")),

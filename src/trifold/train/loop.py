@@ -30,6 +30,7 @@ from trifold.train import checkpoint
 from trifold.train.checkpoint import BestValidation
 from trifold.train.data import RankShare, iterate_batches, take_share
 from trifold.train.device import agree_on_options, find_machine, keep_freed_memory
+from trifold.train.duration import describe_duration
 from trifold.train.launch import join_ranks
 from trifold.train.metrics import Meter, MetricsLog
 from trifold.train.monitor import Outcome, Snapshot, StoppedBy, View, choose_view
@@ -157,7 +158,14 @@ def _train_session(session: TrainingSession) -> Outcome:
     ranks = session.ranks
     view = session.view
     start = session.progress
-    view.say(f"{session.trainer}; writing to {folder.path}")
+    duration = ""
+    if session.machine.device.type == "cpu" and ranks.world == 1:
+        steps = session.recipe.train.steps - start.step
+        duration = describe_duration(session.data, steps, session.machine.dtype)
+    if duration:
+        duration += " on the idle machine"
+    parts = [str(session.trainer), duration, f"writing to {folder.path}"]
+    view.say("; ".join(filter(None, parts)))
     log = MetricsLog(folder, start.step, start.lines, writes=ranks.is_first)
     with closing(log):
         run = Run(session, log)

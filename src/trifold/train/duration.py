@@ -1,0 +1,71 @@
+"""An estimate of the time that a run takes, before its first step."""
+
+from time import perf_counter
+
+import torch
+
+from trifold.batches import Blocks
+from trifold.costs import forward_flops
+from trifold.train.data import TrainingData
+
+# Share of the speed of large products that training reaches on a CPU, with its validations.
+EFFICIENCY = 0.35
+SMALL = 1e12  # floating-point operations that are not worth an estimate: a minute at most
+SIZE = 384  # of the matrices that are timed
+PRODUCTS = 50
+
+
+def describe_duration(data: TrainingData, steps: int, dtype: torch.dtype) -> str:
+    """`about 7 minutes`, for this many steps on this CPU if no other program uses it; empty if they
+    take less than a minute. dtype: of the matrix products.
+    """
+    total = steps * step_flops(data)
+    if total < SMALL:
+        return ""
+    minutes = total / (EFFICIENCY * measure_speed(dtype)) / 60
+    limit = data.recipe.train.minutes
+    if limit is not None:
+        minutes = min(minutes, limit)
+    return in_words(minutes)
+
+
+def in_words(minutes: float) -> str:
+    """`about 7 minutes`, `about 35 minutes` or `about 3.5 hours`."""
+    if minutes < 1:
+        return ""
+    if minutes < 1.5:
+        return "about a minute"
+    if minutes < 10:
+        return f"about {minutes:.0f} minutes"
+    if minutes < 90:
+        return f"about {5 * round(minutes / 5)} minutes"
+    return f"about {minutes / 60:.1f} hours"
+
+
+def step_flops(data: TrainingData) -> float:
+    """The floating-point operations of an update, without validations."""
+    plan = data.plan(data.train, 0)
+    if isinstance(data.train, Blocks):
+        length = data.train.width
+        tokens = data.train.tokens
+        sides = [(length, tokens), (length, tokens)]
+    else:
+        lengths = data.train.lengths
+        sides = [(int(side.mean()), int(side.sum())) for side in lengths.T]
+    (source_length, source), (target_length, target) = sides[0], sides[-1]
+    flops = forward_flops(data.config, source_length, target_length).training
+    of_epoch = flops.source * source + flops.target * target
+    return of_epoch / len(plan) * data.recipe.train.accumulate
+
+
+def measure_speed(dtype: torch.dtype) -> float:
+    """Floating-point operations per second of products of matrices of this type: of the fastest
+    one, because other programs slow the others down.
+    """
+    a, b = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(PRODUCTS):
+        start = perf_counter()
+        a @ b
+        times.append(perf_counter() - start)
+    return 2 * SIZE**3 / min(times)

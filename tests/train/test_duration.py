@@ -1,0 +1,53 @@
+"""The time of a run is estimated before its first step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.train.runs import RecordingView
+
+from trifold.recipe import load_recipe
+from trifold.train import duration
+from trifold.train.data import TrainingData, load_data
+
+
+@pytest.fixture
+def data(tmp_path) -> TrainingData:
+    (tmp_path / "a.txt").write_text("\n".join(f"line {n} of a text" for n in range(200)), "utf-8")
+    values = {"data.train": str(tmp_path / "a.txt"), "data.holdout": 20, "batch.tokens": 256}
+    return load_data(load_recipe("causal", values), tmp_path / "tokenizer", RecordingView())
+
+
+def test_a_step_is_six_operations_for_each_weight_and_token(data):
+    tokens = int(data.train.lengths.sum()) / len(data.plan(data.train, 0))
+    config = data.config
+    matrices = config.n_layers * 12 * config.d_model**2 + config.d_model * config.vocab_size
+    assert duration.step_flops(data) == pytest.approx(6 * matrices * tokens, rel=0.1)
+
+
+def test_the_duration_is_that_of_the_operations(data, monkeypatch):
+    monkeypatch.setattr(duration, "measure_speed", lambda dtype: 1e10)
+    steps = int(7 * 60 * duration.EFFICIENCY * 1e10 / duration.step_flops(data))
+    assert duration.describe_duration(data, steps, torch.float32) == "about 7 minutes"
+    assert duration.describe_duration(data, 1, torch.float32) == ""
+    limited = data.recipe.train.model_copy(update={"minutes": 2.0})
+    object.__setattr__(data, "recipe", data.recipe.model_copy(update={"train": limited}))
+    assert duration.describe_duration(data, steps, torch.float32) == "about 2 minutes"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "words"),
+    [
+        (0.9, ""),
+        (1.2, "about a minute"),
+        (7.4, "about 7 minutes"),
+        (33, "about 35 minutes"),
+        (200, "about 3.3 hours"),
+    ],
+)
+def test_minutes_in_words(minutes, words):
+    assert duration.in_words(minutes) == words
+
+
+def test_the_speed_is_positive():
+    assert duration.measure_speed(torch.float32) > 0
