@@ -68,7 +68,7 @@ NARROW = [
     ["data"],
     ["data", "tatoeba_ende"],
     ["data", "multi31k"],
-    ["doctor"],
+    ["doctor", "--no-speed"],
     ["show", "smoke"],
     ["show", "multi30k-en-de"],
     ["show", "bert-base"],

@@ -1,9 +1,9 @@
 """The command line: each command parses its arguments, makes one call and prints the result. One
 file per command.
 
-Commands share `terminal`, `options`, `batch` and `names`. `predict` also has `predictor`, `tables`,
-`parts`, `prediction_output` and `table_output`; `eval` has `report`; `train` has `several`; `demo`
-has the folder `demos`.
+Commands share `terminal`, `options`, `batch` and `names`. `doctor` also has `checks` and `speed`;
+`predict` has `predictor`, `tables`, `parts`, `prediction_output` and `table_output`; `eval` has
+`report`; `train` has `several`; `demo` has the folder `demos`.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to
 standard output, everything else to standard error. Commands import what they need when they run, so
@@ -41,7 +41,7 @@ COMMANDS = {
     "show": "architecture, parameters, FLOPs and memory of a model",
     "look": "draw what a model attends to",
     "convert": "write a model in another format, precision or shard size",
-    "doctor": "describe this machine",
+    "doctor": "check the installation and the machine, and measure its speed",
 }
 
 _ABOUT = """Train, evaluate, run and inspect Transformers: encoder-decoders, encoders and decoders.
