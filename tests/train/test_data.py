@@ -114,7 +114,7 @@ def test_max_length_of_training_does_not_shorten_validation(load_tiny):
 )
 def test_missing_data_error_names_the_key(load_tiny, key, message):
     with pytest.raises(SettingsError, match=message):
-        load_tiny(**{key: None})
+        load_tiny(**{key: None}, model__shape="encoder-decoder")
 
 
 def test_data_report(load_tiny, recorder, files):
@@ -195,7 +195,8 @@ def test_start_from_keeps_unused_rows_of_the_embeddings(tmp_path: Path, load_raw
     )
     Pipeline(Transformer(config).eval()).save(folder)
     tokenizer.save(folder)
-    loaded = {"tokenizer.file": str(folder), "train.start_from": str(folder)}
+    sizes = {f"model.{key}": size for key, size in sizes.items()}
+    loaded = {"tokenizer.file": str(folder), "train.start_from": str(folder)} | sizes
     assert load_raw(texts, texts, **loaded).config.vocab_size == tokenizer.vocab_size + 7
     assert (
         load_raw(texts, texts, **loaded | {"train.start_from": None}).config.vocab_size

@@ -147,7 +147,7 @@ def test_foreign_files_in_a_run_are_kept(run, tmp_path):
     ("changes", "error"),
     [
         ({"data__train": "nowhere.tsv"}, DataError),
-        ({"data__valid": None}, SettingsError),
+        ({"data__valid": None, "model__shape": "encoder-decoder"}, SettingsError),
         ({"tokenizer__vocab_size": 5}, SettingsError),
         ({"model__max_positions": 3, "tokenizer__kind": "char"}, TrifoldError),
         ({"train__start_from": "nowhere/at/all"}, TrifoldError),  # fails after the data was read

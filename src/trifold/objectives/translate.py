@@ -53,7 +53,6 @@ class TranslateSettings(ObjectiveSettings):
     data_kind = "pairs"
     defaults = {  # noqa: RUF012
         "model": {"preset": "transformer-base"},
-        "batch": {"on_overflow": "truncate"},
     }
     unused_keys = ()
 
