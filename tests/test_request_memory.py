@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,18 @@ from tests.laws.parts import values_of
 from torch.profiler import ProfilerActivity, profile
 
 from trifold import fast, memory
-from trifold.costs import Workload, request_memory
+from trifold.costs import Workload, request_memory, states_of_layers
 from trifold.errors import NotEnoughMemoryError
 from trifold.generate import GenerationConfig, generate_tokens
 from trifold.look import read_attention
+from trifold.look.attention import draw_heads
+from trifold.look.page import write_page
+from trifold.look.requests import answer
 from trifold.look.session import Session
 from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer, capture
 from trifold.pipeline import Pipeline
+from trifold.predict.embed import embed
+from trifold.predict.model_reader import ModelReader
 from trifold.text import TokenizerSettings, train_tokenizer
 
 ROWS, TOKENS = 2, 256
@@ -126,6 +132,11 @@ USES: list[tuple[Callable[[Pipeline], object], str, str]] = [
     (lambda pipe: pipe.embed([TEXT] * 2), "2 inputs of 140 tokens", "lower batch_tokens"),
     (lambda pipe: pipe.embed(TEXT), "1 inputs of 140 tokens", "shorten the text"),
     (lambda pipe: pipe.logits(TEXT), "logits of 1 rows of 140 tokens", r"torch.no_grad\(\)"),
+    (
+        lambda pipe: pipe.hidden_states(TEXT),
+        "states of 1 rows of 140 tokens after each layer",
+        "give fewer or shorter rows",
+    ),
     (lambda pipe: pipe.trace(TEXT), "the activations of 140 tokens", "shorten the text"),
     (
         lambda pipe: read_attention(pipe, TEXT, "x"),
@@ -158,6 +169,69 @@ def test_every_use_refuses_what_does_not_fit(
         use(pipeline)
     monkeypatch.setattr(memory, "available_memory", lambda device: (2**40, "here"))
     use(pipeline)
+
+
+# The use, the available bytes at each check, and the message of the last.
+RESULTS: list[tuple[Callable[[Pipeline], object], list[int], str]] = [
+    (
+        lambda pipe: pipe.embed(["the", "fox"]),
+        [2**40, 127],
+        r"the results of 2 inputs need .*; give fewer inputs at once",
+    ),
+    (
+        lambda pipe: answer(Session(pipe), "trace", {"text": "the"}),
+        [2**40, 0],
+        r"trace: its arrays need .*; shorten the text",
+    ),
+    (
+        lambda pipe: write_page(Session(pipe), "the", None, Path("a.html")),
+        [2**40, 0],
+        r"a page with \d+ attention weights need .*; shorten the text, or draw one head: .*",
+    ),
+    (
+        lambda pipe: draw_heads(read_attention(pipe, "the", "x")),
+        [2**40, 0],
+        r"a picture of \d+ attention weights need .*; choose a layer and a head, or shorten .*",
+    ),
+]
+
+
+@pytest.mark.parametrize(("use", "available", "message"), RESULTS)
+def test_results_are_compared_with_the_memory(
+    pipeline: Pipeline,
+    use: Callable[[Pipeline], object],
+    available: list[int],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory, "UNCHECKED", 0)
+    left = iter(available)
+    monkeypatch.setattr(memory, "available_memory", lambda device: (next(left), "here"))
+    with pytest.raises(NotEnoughMemoryError, match=f"^{message}$"):
+        use(pipeline)
+    monkeypatch.setattr(memory, "available_memory", lambda device: (2**40, "here"))
+    use(pipeline)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last", "max"])
+def test_vectors_do_not_keep_the_states_of_all_tokens(pipeline: Pipeline, pooling: str) -> None:
+    reader = ModelReader(pipeline.model, pipeline.tokenizer)
+    (vector,) = embed(reader, [TEXT], pooling=pooling)  # type: ignore[arg-type]
+    assert vector.untyped_storage().nbytes() == vector.nbytes
+
+
+@pytest.mark.parametrize("name", ["encoder", "encoder-decoder"])
+def test_the_memory_of_states_of_all_layers_is_near_its_estimate(name: str) -> None:
+    pipe = Pipeline(new_model(name))
+    tokens = torch.randint(4, 500, (ROWS, TOKENS))
+    fast.enable()
+    with allocations() as found:
+        pipe.hidden_states(tokens)
+    returned = 4 * states_of_layers(pipe.config, ROWS, TOKENS, TOKENS)
+    estimate = request_memory(pipe.config, Workload(ROWS, TOKENS, TOKENS)).total + returned
+    assert 0.5 < found["peak"] / estimate < 2, (found, estimate)
 
 
 def test_a_session_drops_old_traces_for_a_new_one(

@@ -493,11 +493,20 @@ def _recorded_elements(config: ModelConfig, tokens: int, memory: int, work: Work
     return copies * (config.n_layers * per_layer + tokens * config.d_model)
 
 
-def check_request(model: Any, work: Workload, what: str, remedy: str) -> None:
+def states_of_layers(config: ModelConfig, rows: int, source: int, target: int) -> int:
+    """Elements of the embeddings and of the states after each layer, of `rows` inputs."""
+    lengths = {"encoder": source, "decoder": target}
+    return rows * sum(
+        lengths[side] * (sized.n_layers + 1) * sized.d_model
+        for side, sized in config.stacks.items()
+    )
+
+
+def check_request(model: Any, work: Workload, what: str, remedy: str, *, returned: int = 0) -> None:
     """Raise NotEnoughMemoryError, naming the request and the remedy, if a model needs more memory
-    for it than is available on its device.
+    for it than is available on its device. returned: elements that the caller gets besides logits.
     """
     weight: torch.Tensor = next(model.parameters())
     itemsize = weight.dtype.itemsize if weight.is_floating_point() else BYTES["float32"]
-    need = request_memory(model.config, work, itemsize).total
+    need = request_memory(model.config, work, itemsize).total + itemsize * returned
     require_memory(need, weight.device, what, remedy)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold import fast
-from trifold.costs import Workload, check_request
+from trifold.costs import Workload, check_request, states_of_layers
 from trifold.data.frames import is_frame, plain_column
 from trifold.data.images import ImageSettings
 from trifold.errors import CheckpointError, DataError, UsageError
@@ -167,8 +167,16 @@ class Pipeline(PredictMixin):
         Arguments and errors are those of `logits`; no gradients. The last tensor includes the final
         norm, if any.
         """
-        with self._inputs(tokens, attend, decoder_tokens, segments) as inputs:
-            return self.model.hidden_states(*inputs)
+        with self._inputs(tokens, attend, decoder_tokens, segments) as (first, second):
+            rows, source, target = self._sizes(first, second)
+            check_request(
+                self.model,
+                Workload(rows, source, target),
+                f"states of {rows:,} rows of {source:,} tokens after each layer",
+                "give fewer or shorter rows",
+                returned=states_of_layers(self.config, rows, source, target),
+            )
+            return self.model.hidden_states(first, second)
 
     def trace(self, text: Any, target: str | None = None, *, gradients: bool = False) -> Trace:
         """The activations of one text or image by the name of their hook point.
@@ -211,11 +219,7 @@ class Pipeline(PredictMixin):
         """Raise NotEnoughMemoryError if the logits of these inputs, and what their gradients need,
         do not fit into memory.
         """
-        rows, width = first.tokens.shape
-        if first.pixels is not None:
-            rows = len(first.pixels)
-            width = self.config.n_patches + 1
-        target = width if second is None else second.tokens.shape[1]
+        rows, width, target = self._sizes(first, second)
         has_gradients = torch.is_grad_enabled()
         scored = target if "lm" in self.config.chosen_heads else 1
         work = Workload(rows, width, target, scored=scored, has_gradients=has_gradients)
@@ -223,6 +227,15 @@ class Pipeline(PredictMixin):
         if has_gradients:
             remedy += ", or use torch.no_grad()"
         check_request(self.model, work, f"logits of {rows:,} rows of {width:,} tokens", remedy)
+
+    def _sizes(self, first: Inputs, second: Inputs | None) -> tuple[int, int, int]:
+        """Rows, and the tokens or patches of each that the first stack and the last one read."""
+        rows, width = first.tokens.shape
+        if first.pixels is not None:
+            rows = len(first.pixels)
+            width = self.config.n_patches + 1
+        target = width if second is None else second.tokens.shape[1]
+        return rows, width, target
 
     @contextmanager
     def _inputs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.models import ONE_LAYER
 
 from trifold.errors import TrifoldError, UsageError
 from trifold.look import plots
+from trifold.look.attention import MAX_CELLS, Panel, draw_panels
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
 from trifold.scores.classification import reliability_table
@@ -153,3 +155,24 @@ def test_an_unwritable_path_is_named(tmp_path):
         plots.save_figure(plots.new_figure(1, 1), tmp_path / "file" / "a.png")
     with pytest.raises(UsageError, match=r"\.png"):
         plots.save_figure(plots.new_figure(1, 1), tmp_path / "a.txt")
+
+
+def test_a_large_picture_has_fewer_dots_per_inch(monkeypatch, tmp_path):
+    monkeypatch.setattr(plots, "MAX_SIDE", 300)
+    monkeypatch.setattr(plots, "MAX_PIXELS", 20_000)
+    for width, height, pixels in ((1, 1, 130 * 130), (10, 1, 300 * 30), (10, 10, 20_000)):
+        content = plots.save_figure(plots.new_figure(width, height), tmp_path / "a.png")
+        header = content.read_bytes()[16:24]
+        size = [int.from_bytes(header[at : at + 4], "big") for at in (0, 4)]
+        assert 0.95 * pixels <= size[0] * size[1] <= pixels and max(size) <= 300
+
+
+def test_too_many_weights_for_a_picture_are_refused():
+    tokens = 1 + int(MAX_CELLS**0.5)
+    panel = Panel(np.broadcast_to(0.5, (1, 1, tokens, tokens)), "a", "b", "title", [1], [1])
+    message = (
+        "2,099,601 attention weights are too many for a picture (at most 2,097,152); choose a "
+        "layer and a head, or shorten the text"
+    )
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        draw_panels([panel])

@@ -15,6 +15,9 @@ from trifold.cli.terminal import count_progress, print_json, print_note, print_t
 from trifold.errors import UsageError, check_utf8
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trifold.look.attention import AttentionMaps
     from trifold.look.corpus import Line
     from trifold.pipeline import Pipeline
@@ -356,10 +359,28 @@ def _draw(selection: Selection, kinds: tuple[str, ...], maps: AttentionMaps, pic
 
 def _print_weights(maps: AttentionMaps, kinds: Sequence[str], picture: Path | None) -> None:
     """Print the tokens and the weights of these kinds as JSON."""
-    texts = {name: getattr(maps, name) for name in ("text", "output", "source", "given", "written")}
-    # (layers, heads, queries, keys)
-    patterns = {name: maps.patterns[name].astype(float).round(DECIMALS).tolist() for name in kinds}
-    print_json(**texts, patterns=patterns, picture=None if picture is None else str(picture))
+    from trifold.jsonfiles import json_line
+
+    fields = ("text", "output", "source", "given", "written")
+    texts = json_line({name: getattr(maps, name) for name in fields})
+    # Row after row: as Python numbers, all weights would take ten times their memory.
+    print(f'{texts[:-1]}, "patterns": {{', end="")
+    for number, name in enumerate(kinds):
+        print(", " * bool(number) + f'"{name}": ', end="")
+        _print_array(maps.patterns[name])  # (layers, heads, queries, keys)
+    path = None if picture is None else str(picture)
+    print(f'}}, "picture": {json_line(path)}}}', flush=True)
+
+
+def _print_array(array: NDArray[np.floating]) -> None:
+    """Print an array as lists in lists, without a line end."""
+    if array.ndim == 1:
+        print(array.astype(float).round(DECIMALS).tolist(), end="")
+        return
+    for number, part in enumerate(array):
+        print(", " if number else "[", end="")
+        _print_array(part)
+    print("]" if len(array) else "[]", end="")
 
 
 # --- roles ----------------------------------------------------------------------------------------

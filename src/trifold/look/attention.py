@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from trifold.errors import DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
-from trifold.look.plots import COLORMAP, Figure, new_figure
+from trifold.look.plots import COLORMAP, Figure, new_figure, pixel_bytes
+from trifold.memory import require_memory
 from trifold.nn import Inputs, capture
 from trifold.pipeline import Pipeline
 from trifold.predict.trace import check_activations
@@ -38,6 +39,8 @@ HOOKS = {
 QUERY_SIDES = {"encoder": "encoder", "decoder": "decoder", "cross": "decoder"}
 KEY_SIDES = {"encoder": "encoder", "decoder": "decoder", "cross": "encoder"}
 _WORD = re.compile(r"[^\s.,;:!?…«»\"()]+|[.,;:!?…«»\"()]")
+MAX_CELLS = 2**21  # of a picture, which takes half a minute
+CELL_BYTES = 120  # of a picture: corners and colors
 _INCHES_PER_TOKEN = 0.17  # for a label of 7.5 points
 _INCHES_PER_TITLE_LETTER = 0.095  # bold, 11 points
 
@@ -285,9 +288,21 @@ def draw_heads(
 
 
 def draw_panels(panels: Sequence[Panel]) -> Figure:
-    """The panels below each other."""
+    """The panels below each other. Raises UsageError for too many weights."""
+    cells = sum(panel.patterns.size for panel in panels)
+    if cells > MAX_CELLS:
+        raise UsageError(
+            f"{cells:,} attention weights are too many for a picture (at most {MAX_CELLS:,}); "
+            "choose a layer and a head, or shorten the text"
+        )
     widths, heights, titles = zip(*(panel.layout() for panel in panels), strict=True)
     figure = new_figure(max(widths), sum(heights))
+    require_memory(
+        CELL_BYTES * cells + pixel_bytes(figure),
+        torch.device("cpu"),
+        f"a picture of {cells:,} attention weights",
+        "choose a layer and a head, or shorten the text",
+    )
     parts = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, panel, title in zip(parts, panels, titles, strict=True):
         part.suptitle(title, fontsize=11, fontweight="bold")

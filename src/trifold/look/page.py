@@ -7,18 +7,25 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from trifold import disk
 from trifold.errors import TrifoldError
 from trifold.look import figures
 from trifold.look.attention import QUERY_SIDES
 from trifold.look.requests import Floats, answer, key
 from trifold.look.session import Session
+from trifold.memory import require_memory
 from trifold.nn.parts import AttentionPart, part_of
 
 MARK = "/*ANSWERS*/"  # in the built file, where the embedded answers go
 MAX_SEARCHED = 2**28  # parameters of a model whose file contains a search
 MAX_TEXTS = 20  # examples of roles that a file contains
 MAX_NEURONS = 2**20  # products of queries and keys that a file contains; 11 MB
+# For each weight: two bytes in base64, in the answer, the JSON, its escaped form, the page and the
+# file.
+PAGE_BYTES = 5 * 2 * 4 // 3 + 1
 FLOATS: dict[str, Floats] = {"attention": "float16"}  # in a file; other arrays are float32
 
 
@@ -119,6 +126,10 @@ def _beside(
             yield "attention", {**shared, "kind": kind, "layer": layer}
 
 
+def _count_weights(trace: Mapping[str, Tensor]) -> int:
+    return sum(x.numel() for name, x in trace.items() if name.endswith("pattern"))
+
+
 def write_page(
     session: Session | Sequence[Session], text: str, target: str | None, out: Path, *models: str
 ) -> Path:
@@ -129,6 +140,13 @@ def write_page(
     """
     sessions = [session] if isinstance(session, Session) else list(session)
     first, *others = sessions
+    weights = sum(_count_weights(each.trace(text, target)) for each in sessions)
+    require_memory(
+        PAGE_BYTES * weights,
+        torch.device("cpu"),
+        f"a page with {weights:,} attention weights",
+        "shorten the text, or draw one head: --layer 1 --head 1 --out FILE.png",
+    )
     requests = list(offline_requests(first, text, target))
     for number, other in enumerate(others, start=1):
         requests += _beside(first, other, text, target, number)

@@ -27,6 +27,9 @@ Figure: TypeAlias = Any  # matplotlib.figure.Figure; matplotlib is optional, and
 
 FORMATS = (".png", ".svg", ".pdf")
 COLORMAP = "Blues"  # white is 0, dark is 1
+DOTS_PER_INCH = 130
+MAX_SIDE = 2**15  # pixels of a picture; matplotlib draws less than 2^16
+MAX_PIXELS = 2**25  # of a picture; each takes 4 bytes, and as many while it is written
 HIGHLIGHT = "#08519c"
 MUTED = "#9aa5b1"
 UNCERTAINTY_COLORMAP = "Oranges"
@@ -54,15 +57,29 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def save_figure(figure: Figure, path: Path, dots_per_inch: int = 130) -> Path:
+def _resolution(figure: Figure, wanted: int) -> float:
+    """Dots per inch of a figure: fewer for a large one."""
+    width, height = figure.get_size_inches()
+    return float(min(wanted, MAX_SIDE / max(width, height), (MAX_PIXELS / width / height) ** 0.5))
+
+
+def pixel_bytes(figure: Figure) -> int:
+    """Bytes of the pixels of a picture while it is written."""
+    width, height = figure.get_size_inches()
+    return int(2 * 4 * width * height * _resolution(figure, DOTS_PER_INCH) ** 2)
+
+
+def save_figure(figure: Figure, path: Path, dots_per_inch: int = DOTS_PER_INCH) -> Path:
     """Write the figure in the format of the file name, create its folder if needed, and return the
-    path.
+    path. A large figure gets fewer dots per inch.
     """
     check_picture(path)
     try:
         disk.make_folder(path.parent)
         content = BytesIO()
-        figure.savefig(content, format=path.suffix[1:].lower(), dpi=dots_per_inch)
+        figure.savefig(
+            content, format=path.suffix[1:].lower(), dpi=_resolution(figure, dots_per_inch)
+        )
         with disk.exclusive(path):
             disk.replace_bytes(path, content.getvalue())
     except OSError as error:

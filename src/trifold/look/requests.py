@@ -11,12 +11,14 @@ from inspect import Parameter, signature
 from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
+import torch
 from pydantic import ConfigDict, Field, StrictFloat, StrictInt, StrictStr, create_model
 from torch import Tensor
 
 from trifold.errors import UsageError
 from trifold.look import effects, figures, run_view, search, session as traces, views
 from trifold.look.session import Edits, Session
+from trifold.memory import require_memory
 from trifold.settings import Settings, nearest
 
 _FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
@@ -41,6 +43,7 @@ _FUNCTIONS: tuple[Callable[..., dict[str, Any]], ...] = (
 )
 Floats = Literal["float32", "float16"]
 REQUESTS = {function.__name__: function for function in _FUNCTIONS}
+ENCODED = 6  # bytes of the steps from a byte of an array to the answer
 _MAX_NUMBER = 2**31 - 1  # of a parameter
 _Int = Annotated[StrictInt, Field(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
 
@@ -115,9 +118,22 @@ def answer(
         raise UsageError(f"{name!r:.40}: no such request{nearest(name, [*REQUESTS])}")
     _params_class(name).parse(params, at=name)
     with sessions[number].lock:
-        encoded = encode(REQUESTS[name](sessions[number], **params), floats)
+        found = REQUESTS[name](sessions[number], **params)
+        require_memory(
+            ENCODED * _size(found), torch.device("cpu"), f"{name}: its arrays", "shorten the text"
+        )
+        encoded = encode(found, floats)
     assert isinstance(encoded, dict)
     return encoded
+
+
+def _size(value: Any) -> int:
+    """Bytes of the arrays in a value."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_size, value))
+    return value.nbytes if isinstance(value, Tensor | np.ndarray) else 0
 
 
 def key(name: str, params: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ def _mean(hidden: Tensor, real: Tensor) -> Tensor:
 # States (B, T, E), and (B, T) True at real tokens -> vectors (B, E).
 POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": _mean,
-    "cls": lambda hidden, real: hidden[:, 0],
+    "cls": lambda hidden, real: hidden[:, 0].clone(),  # a view would keep all states
     "last": lambda hidden, real: hidden[
         torch.arange(len(hidden), device=hidden.device), real.sum(1) - 1
     ],

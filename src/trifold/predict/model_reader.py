@@ -16,6 +16,7 @@ from trifold.costs import Workload, check_request
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.generate.decoding import eval_mode, refuse_non_finite
+from trifold.memory import require_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.parts import EmbeddingsPart, part_of
 from trifold.predict.generate_texts import batches_by_length, pad_rows
@@ -145,6 +146,8 @@ class ModelReader:
             self._check_memory(read)
             with eval_mode(self.model):
                 outputs = apply(read.to(device))
+            if not results:
+                _check_results(outputs, sum(len(batch) for batch in batches))
             for number, output in zip(chosen, outputs, strict=True):
                 refuse_non_finite(output)
                 results[number] = output.cpu()
@@ -250,3 +253,13 @@ def _append(row: Encoded, token: int) -> Encoded:
     return replace(
         row, ids=[*row.ids, token], types=types, offsets=offsets, texts=texts, words=words
     )
+
+
+def _check_results(first: Tensor | Sequence[Tensor], count: int) -> None:
+    """Raise NotEnoughMemoryError if the results of `count` inputs do not fit into memory. first:
+    those of the first batch; results for each token are not compared, because their sizes differ.
+    """
+    if first[0].dim() == 1:
+        need = count * first[0].nbytes
+        what = f"the results of {count:,} inputs"
+        require_memory(need, torch.device("cpu"), what, "give fewer inputs at once")
