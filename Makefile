@@ -11,7 +11,7 @@ WORKERS ?= 2
 TESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench faults web clean
+.PHONY: help setup demo test check bench faults docs web clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -25,7 +25,7 @@ demo: $(VENV)/ready-plots ## train English to French on the embedded phrasebook 
 	@echo "demo: training a translator on the embedded phrasebook"
 	@$(BIN)/trifold demo translate
 
-test: $(VENV)/ready-dev ## run every test
+test: $(VENV)/ready-dev $(VENV)/ready-docs ## run every test
 	@echo "test: every test, $(WORKERS) workers"
 	@$(TESTS)
 
@@ -50,12 +50,16 @@ faults: $(VENV)/ready-dev ## hostile folders, and fault injection with the full 
 	@$(BIN)/python -m tests.faults --size full
 	@$(BIN)/python -m tests.faults --plant all
 
+docs: $(VENV)/ready-docs ## build the site of the documentation, and check its links
+	@echo "docs: building the site"
+	@$(BIN)/python -m tools.docs_site
+
 web: ## rebuild the page of `trifold look` from web/ (requires Node)
 	@cd web && npm ci --silent && npm run -s check && npm run -s build
 
 clean: ## remove environments and caches (runs/ is kept)
 	@echo "clean: environments and caches"
-	@rm -rf $(VENV) .bench-venv benchmarks/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) .bench-venv benchmarks/.cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache build dist
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(BIN)/python:
@@ -75,4 +79,10 @@ $(VENV)/ready-plots: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/ready-dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "setup: installing trifold and its tools with pinned versions (a few minutes the first time)"
 	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots,fast,web]"
+	@touch $@
+
+# The tools of the site are large, and no larger set includes them.
+$(VENV)/ready-docs: $(BIN)/python pyproject.toml constraints.txt
+	@echo "setup: installing the tools of the site with pinned versions"
+	@$(PIP) install -qq -c constraints.txt -e ".[docs]"
 	@touch $@

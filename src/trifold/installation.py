@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 DISTRIBUTION = "trifold-transformer"
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # of a clone
-DEVELOPMENT = "dev"  # the extra of contributors
+DEVELOPMENT = ("dev", "docs")  # the extras of contributors
 
 
 @cache
@@ -52,7 +52,7 @@ def python_range() -> SpecifierSet:
 
 def extras() -> list[str]:
     """The names of the extras for users."""
-    return [name for name in _declared()[1] if name not in ("", DEVELOPMENT)]
+    return [name for name in _declared()[1] if name not in ("", *DEVELOPMENT)]
 
 
 def requirements(extra: str = "") -> list[Requirement]:
