@@ -69,26 +69,45 @@ def written(tmp_path_factory):
     return write_page(Session(new_translator()), TEXT, None, folder / "page.html").as_uri()
 
 
+@pytest.fixture(scope="module")
+def window(browser):
+    """One page of the browser for all tests: each page starts processes of its own."""
+    return browser.new_page()
+
+
 @pytest.fixture
-def tab(browser):
-    """A page that fails the test for a message on the console and for a request to the network.
+def tab(window):
+    """The empty page, which fails the test for a message on the console and for a request to the
+    network.
 
     A request that the model refuses has status 400, which the console reports.
     """
-    page, problems = browser.new_page(), list[str]()
-    page.set_default_timeout(10_000)
+    problems = list[str]()
     refused = "the server responded with a status of 400"
-    page.on(
-        "console", lambda sent: refused in sent.text or problems.append(f"{sent.type}: {sent.text}")
-    )
-    page.on("pageerror", lambda error: problems.append(str(error)))
     local = ("file:", "data:", "blob:", "about:", "http://127.0.0.1:")
-    page.on(
-        "request",
-        lambda sent: sent.url.startswith(local) or problems.append(f"request: {sent.url}"),
-    )
-    yield page
-    page.close()
+
+    def on_console(sent):
+        if refused not in sent.text:
+            problems.append(f"{sent.type}: {sent.text}")
+
+    def on_error(error):
+        problems.append(str(error))
+
+    def on_request(sent):
+        if not sent.url.startswith(local):
+            problems.append(f"request: {sent.url}")
+
+    handlers = {"console": on_console, "pageerror": on_error, "request": on_request}
+    window.set_default_timeout(10_000)
+    window.set_viewport_size({"width": 1280, "height": 720})
+    window.mouse.move(0, 0)
+    for event, handler in handlers.items():
+        window.on(event, handler)
+    yield window
+    window.goto("about:blank")  # first: a request on its way needs its route
+    window.unroute_all()
+    for event, handler in handlers.items():
+        window.remove_listener(event, handler)
     assert problems == []
 
 
