@@ -37,8 +37,8 @@ ERRORS = {
     "translate a.en a.de": f"{TRAIN}translate data.train=a.en,a.de`",
     "model": f"model is the folder of a model, not a recipe; train it with {TRAIN}RECIPE start_from=model data.train=FILE`",
     "model/config.json": f"model is the folder of a model, not a recipe; train it with {TRAIN}RECIPE start_from=model data.train=FILE`",
-    "numbers.csv": "numbers.csv is data, not a recipe, and its columns fit no task that is known; list recipes with `trifold recipes`, and name it as data.train",
-    "missing.csv": "no such file or recipe: 'missing.csv'; list recipes with `trifold recipes`",
+    "numbers.csv": "numbers.csv is data, not a recipe, and its columns fit no task that is known; choose a recipe of `trifold recipes`, and name the file as data.train",
+    "missing.csv": "no such file or recipe: 'missing.csv'; list them with `trifold recipes`",
     "folder/missing": "folder/missing: no such run (a run has a recipe.yaml)",
     "sentiment": f"unknown recipe 'sentiment'; did you mean 'classify' (Classify texts or pairs of texts; rate them by numbers)? Run {TRAIN}classify data.train=FILE`",
     "gpt data.train=novel.txt": f"did you mean 'causal' (Write text like yours: a language model)? Run {TRAIN}causal data.train=novel.txt`",
@@ -46,8 +46,8 @@ ERRORS = {
     "bert": "did you mean 'masked'",
     "translatoin": "did you mean 'translate'",
     "german-mt": "did you mean 'translate'",
-    "multi30k-en-fr": "unknown recipe 'multi30k-en-fr'; did you mean 'multi30k-en-de'?; list recipes with `trifold recipes`",
-    "zzz": "unknown recipe 'zzz'; list recipes with `trifold recipes`",
+    "multi30k-en-fr": "unknown recipe 'multi30k-en-fr'; did you mean 'multi30k-en-de'?; list them with `trifold recipes`",
+    "zzz": "unknown recipe 'zzz'; list them with `trifold recipes`",
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ WORDS = {
     "text2text marian encoder-decoder",
 }
 RECIPE_OF = {word: recipe for recipe, words in WORDS.items() for word in words.split()}
-LIST = "list recipes with `trifold recipes`"
+LIST = "list them with `trifold recipes`"
 
 
 def recipe_meant(name: str) -> str | None:
@@ -138,8 +138,8 @@ def _data_error(name: str, sources: Sequence[str], arguments: Sequence[str]) -> 
         return None
     if guess is None:
         return UsageError(
-            f"{name} is data, not a recipe, and its columns fit no task that is known; {LIST}, and "
-            "name it as data.train"
+            f"{name} is data, not a recipe, and its columns fit no task that is known; choose a "
+            "recipe of `trifold recipes`, and name the file as data.train"
         )
     others = [argument for argument in arguments if argument not in sources]
     command = _command([*guess.arguments(), *others])

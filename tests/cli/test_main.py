@@ -201,7 +201,7 @@ def test_output_is_utf8_in_any_locale(monkeypatch):
     assert main(["recipes", "--json"]) == 0
     assert (
         stream.buffer.getvalue()
-        == '[{"name": "été", "missing": [], "description": "≥ 3 ✓"}]\n'.encode()
+        == '[{"name": "été", "missing": [], "description": "≥ 3 ✓", "group": "demos"}]\n'.encode()
     )
 
 

@@ -30,9 +30,9 @@ class Listed(NamedTuple):
     """A recipe in the list. missing: what it reads and is not here."""
 
     name: str
-    group: str
     missing: list[str]
     description: str
+    group: str
 
     def line(self, width: int) -> str:
         """The line about the recipe, whose name has `width` columns."""
@@ -57,7 +57,7 @@ def run(
     from trifold.recipe import included_recipes, missing_files
 
     recipes = [
-        Listed(name, _group_of(name, values), missing_files(values), values["description"])
+        Listed(name, missing_files(values), values["description"], _group_of(name, values))
         for name, values in sorted(included_recipes().items())
     ]
     if word is not None:
