@@ -2,6 +2,7 @@
 file outside does not appear, and nothing hangs.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -12,8 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import trifold
+from trifold.cli.compare import _requests
 from trifold.cli.eval import find_recipe
 from trifold.cli.runs import describe_run, run as list_runs
 from trifold.data import DataSettings
@@ -37,6 +41,7 @@ from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, read_tokenizer, train_tokenizer
 from trifold.train import checkpoint
 from trifold.train.run_folder import RunFolder, recipe_of_run
+from trifold.train.study import StudySettings, plan_runs
 
 SECRET = "the-secret-of-another-folder"
 SECONDS = 20  # of a call, which takes milliseconds; a pipe would stop it for ever
@@ -148,6 +153,36 @@ def trained(run: Path) -> Any:
         folder.close()
 
 
+def compared(run: Path) -> Any:
+    return _requests(str(run), str(run / "model"), [], None, {})
+
+
+def started(run: Path) -> Any:
+    """A recipe of the user that starts from the model."""
+    task = {"task": {"kind": "causal"}, "data": {"train": "a.txt"}}
+    file = run.parent / "mine.yaml"
+    file.write_text(json.dumps({**task, "start_from": str(run)}), "utf-8")
+    return load_recipe(file)
+
+
+def studied(run: Path) -> Any:
+    """A study of the user with the recipe of the run."""
+    sizes = {"sizes": {"a": {"d_model": 8}}, "tokens": [1000]}
+    settings = StudySettings.parse({"name": "x", "recipe": str(run), **sizes})
+    return plan_runs(settings, run.parent / "study")
+
+
+def adapted(run: Path) -> Any:
+    """An adapter on the model."""
+    adapter = run.parent / "adapter"
+    adapter.mkdir()
+    base = {"base_model_name_or_path": str(run / "model")}
+    settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["q_proj"], **base}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings), "utf-8")
+    save_file({"x": torch.zeros(1)}, adapter / "adapter_model.safetensors")
+    return trifold.load(adapter)
+
+
 def newest(run: Path) -> Any:
     return checkpoint.load_newest(RunFolder(run).below(run / "checkpoints"))
 
@@ -172,6 +207,13 @@ USES: tuple[tuple[str, Callable[[Path], Any]], ...] = (
     ("model/LICENSE", converted),
     ("model/model.safetensors", lambda run: read_weights(named(run) / "model")),
     ("model/pytorch_model.bin", lambda run: read_pickles(named(run) / "model", run)),
+    ("model/config.json", lambda run: trifold.load(run).generate("the")),
+    ("model/tokenizer.json", lambda run: trifold.load(run).predict("the")),
+    ("model/model.safetensors", lambda run: trifold.load(run).embed("the")),
+    ("model/config.json", started),
+    ("model/model.safetensors", adapted),
+    ("recipe.yaml", compared),
+    ("recipe.yaml", studied),
     ("recipe.yaml", load_recipe),
     ("recipe.yaml", recipe_of_run),
     ("recipe.yaml", described),

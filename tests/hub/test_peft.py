@@ -443,6 +443,11 @@ def adapter(tmp_path_factory):
         ),
         ({"base_model_name_or_path": "a/b", "revision": "../../x"}, "not the name of a revision"),
         ({"base_model_name_or_path": "../no/../folder"}, "no such folder"),
+        (
+            {"base_model_name_or_path": "SECRET"},
+            r"adapter_config.json: base_model_name_or_path: .*secret is not the folder of a model; "
+            "name that of the base, or its id on the hub$",
+        ),
         ({"base_model_name_or_path": None}, "adapter_config.json: base_model_name_or_path: "),
         ({"base_model_name_or_path": "SELF"}, "is an adapter; merge that"),
     ],
@@ -452,6 +457,10 @@ def test_invalid_settings_of_an_adapter_are_errors(adapter, tmp_path, keys, mess
         (adapter / "adapter_model.safetensors").read_bytes()
     )
     content = json.loads((adapter / "adapter_config.json").read_text("utf-8")) | keys
+    if keys.get("base_model_name_or_path") == "SECRET":  # such as the settings of another program
+        (tmp_path / "secret").mkdir()
+        (tmp_path / "secret" / "config.json").write_text('{"auths": {"a": "password"}}', "utf-8")
+        content["base_model_name_or_path"] = str(tmp_path / "secret")
     if keys.get("base_model_name_or_path") == "SELF":
         content["base_model_name_or_path"] = str(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps(content), "utf-8")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,7 +13,7 @@ from trifold.errors import CheckpointError
 from trifold.folders import UntrustedPath
 from trifold.hub.files import naming
 from trifold.hub.name_handler import answer
-from trifold.hub.names import ADAPTER, resolve
+from trifold.hub.names import ADAPTER, CONFIG, resolve
 from trifold.hub.unknown_keys import UnknownKeys, reference_keys, warn_of_ignored
 from trifold.jsonfiles import read_json
 from trifold.nn.lora import LoRASettings
@@ -137,11 +138,27 @@ def read_adapter_config(folder: UntrustedPath) -> tuple[AdapterConfig, Untrusted
     missing = known.keys() - values.keys()
     warn_of_ignored(str(place), unknown, missing, values.get("peft_version"))
     base = resolve(keys.base_model_name_or_path, revision=keys.revision)
+    if not _is_of_a_model(base):
+        raise CheckpointError(
+            f"{place}: base_model_name_or_path: {base} is not the folder of a model; name that of "
+            "the base, or its id on the hub"
+        )
     if (base / ADAPTER).exists():
         raise CheckpointError(
             f"{folder / ADAPTER}: its base {base} is an adapter; merge that with `trifold convert`"
         )
     return keys, base
+
+
+def _is_of_a_model(base: UntrustedPath) -> bool:
+    """Whether a folder is that of a model. The adapter may come from others and names any folder,
+    so no error quotes what is in one that is none.
+    """
+    if (base / ADAPTER).exists():
+        return True
+    with suppress(CheckpointError):
+        return isinstance(read_json(base / CONFIG).get("model_type"), str)
+    return False
 
 
 # --- names of modules -----------------------------------------------------------------------------
