@@ -29,14 +29,15 @@ test: $(VENV)/ready-dev $(VENV)/ready-docs ## run every test
 	@echo "test: every test, $(WORKERS) workers"
 	@$(TESTS)
 
+# Types and imports are checked beside the tests, and reported after them.
 check: $(VENV)/ready-dev ## check style, types and import order; run the quick tests (before every commit)
 	@echo "check: ruff format, ruff, mypy, import-linter, import circles, quick tests"
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports >$(VENV)/imports.txt || { cat $(VENV)/imports.txt; exit 1; }
-	@$(BIN)/python tools/import_circles.py >$(VENV)/circles.txt || { cat $(VENV)/circles.txt; exit 1; }
-	@$(TESTS) -m "not slow"
+	@{ $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python tools/import_circles.py; } \
+	  >$(VENV)/static.txt 2>&1 & static=$$!; \
+	$(TESTS) -m "not slow"; tests=$$?; \
+	wait $$static || { cat $(VENV)/static.txt; exit 1; }; exit $$tests
 
 bench: $(VENV)/ready-plots ## compare training and generation with other toolkits
 	@echo "bench: trifold and other toolkits, interleaved"

@@ -169,6 +169,7 @@ def test_parts_have_the_parameters_of_their_modules(config):
             )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(configs())
 def test_attention_matrices_are_the_four_projections(config):

@@ -49,6 +49,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_recipe_file_imports_its_parts_and_a_folder_imports_nothing(trifold, folder, forget):
     done = trifold("train", "mine.yaml", "--out", "run")
     assert done.code == 0, done.err

@@ -318,10 +318,16 @@ def config_values(name: str) -> Values:
 
 
 def cases(
-    *laws: str, shapes: Sequence[str] = SHAPES, parts: Sequence[str] = (), every: int = 1
+    *laws: str,
+    shapes: Sequence[str] = SHAPES,
+    parts: Sequence[str] = (),
+    every: int = 1,
+    alone: bool = False,
 ) -> pytest.MarkDecorator:
     """The configs of these shapes, and with one of these parts, as cases of a test, except those
-    with a part that breaks one of the laws. every: only every so many."""
+    with a part that breaks one of the laws. every: only every so many. alone: few, which together
+    have every part and every variant, and not every pair.
+    """
     names = [
         name
         for name in CONFIGS
@@ -329,7 +335,22 @@ def cases(
         and shape_of(name) in shapes
         and (not parts or {*parts} & {*parts_of(name)})
     ]
+    if alone:
+        names = _with_every_part(names)
     return pytest.mark.parametrize("name", names[::every])
+
+
+def _with_every_part(names: Sequence[str]) -> list[str]:
+    """Of these configs, one after the other the one with most parts and variants that no earlier
+    one has.
+    """
+    has = {name: {*parts_of(name), *variants_of(name)} for name in names}
+    missing = set[str]().union(*has.values())
+    chosen = list[str]()
+    while missing:
+        chosen.append(max(names, key=lambda name: len(has[name] & missing)))
+        missing -= has[chosen[-1]]
+    return chosen
 
 
 def shape_of(name: str) -> str:

@@ -46,8 +46,10 @@ def results(model: Transformer) -> tuple[Tensor, list[Tensor]]:
     return states, gradients_of(loss_of(states), model)
 
 
-@cases("compile")
+@pytest.mark.slow
+@cases("compile", alone=True)
 def test_traced_blocks_equal_plain_blocks(name: str) -> None:
+    """Configs that have every part and every variant; all pairs take twice as long."""
     states, gradients = results(model_of(name, torch.float32))
     model = new_model(config_of(name))
     torch._dynamo.reset()

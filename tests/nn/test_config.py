@@ -261,6 +261,7 @@ def settled(values: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder-decoder"])
 def test_a_default_that_a_choice_excludes_gives_way(shape: str) -> None:
     """A choice that is valid alone is valid in every model of its shape, whose settings give way
