@@ -79,7 +79,10 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | 
     """PyTorch's kernel, with its causal flag instead of a mask if possible."""
     queries = q.shape[2]
     keys = k.shape[2]
-    is_causal = bias is None and queries == keys and _is_only_causal(mask, keys)
+    # Statements: in a graph for any length, comparisons are symbolic, which the kernel refuses.
+    is_causal = False
+    if bias is None and queries == keys:
+        is_causal = _is_only_causal(mask, keys)
     offsets = None if is_causal else mask.additive(queries, keys, q, bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=offsets, is_causal=is_causal)
 
@@ -87,7 +90,9 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | 
 def _is_only_causal(mask: Mask, keys: int) -> bool:
     """Whether the mask allows every pair that causality does, out of so many keys."""
     window = _window(mask, keys)
-    return mask.causal and mask.keys is None and window is not None and window >= keys
+    if window is None or window < keys:
+        return False
+    return mask.causal and mask.keys is None
 
 
 def _window(mask: Mask, keys: int) -> int | None:
