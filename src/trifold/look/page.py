@@ -145,7 +145,7 @@ def write_page(
         PAGE_BYTES * weights,
         torch.device("cpu"),
         f"a page with {weights:,} attention weights",
-        "shorten the text, or draw one head: --layer 1 --head 1 --out FILE.png",
+        "shorten the text, or draw a picture of one layer and head",
     )
     requests = list(offline_requests(first, text, target))
     for number, other in enumerate(others, start=1):
