@@ -62,7 +62,7 @@ def evaluate(*arguments):
 
 def test_translations_have_the_scores_of_eval(run, other):
     found, reports = compare(run, other), [evaluate(model) for model in (run, other)]
-    assert (found["examples"], found["samples"]) == (reports[0]["sentences"], 1000)
+    assert (found["examples"], found["samples"]) == (reports[0]["sentences"], 10_000)
     for name, score in found["scores"].items():
         values = [report["scores"][name]["value"] for report in reports]
         assert [score["a"], score["b"]] == pytest.approx(values)
@@ -137,6 +137,16 @@ def test_named_data_is_read_with_the_columns_of_the_first_run(classifiers, tmp_p
     assert compare(a, b, few)["examples"] == 8
     few.write_text("text\tlabel\nsunny day\tgood\n", encoding="utf-8")
     check_refused(run_command("compare", str(a), str(b), str(few)), "a single example")
+
+
+def test_models_with_different_labels_are_refused(classifiers, tmp_path):
+    a, b, file = classifiers
+    other = shutil.copytree(b, tmp_path / "other")
+    config = other / "model" / "config.json"
+    config.write_text(config.read_text("utf-8").replace('"good"', '"fine"'), encoding="utf-8")
+    for named in ((), (file,)):
+        done = run_command("compare", str(a), str(other), *map(str, named))
+        check_refused(done, "its labels are", "compare models with the same labels")
 
 
 def test_a_model_folder_is_compared_in_the_task_of_the_run(run, classifiers, tmp_path):

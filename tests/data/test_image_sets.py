@@ -102,6 +102,22 @@ def test_other_sizes_and_modes_are_converted_and_counted(tmp_path):
     assert str(rows.report).endswith(f"8 rows, 8 converted to RGB 6 x 6, {ignored}")
 
 
+def test_folders_without_images_and_animated_images_are_reported(tmp_path):
+    folder = write_folder(tmp_path)
+    (folder / "empty").mkdir()
+    (folder / ".cache").mkdir()
+    (folder / "0" / "inner").mkdir()
+    frames = [pillow.new("RGB", (6, 6), (shade, 0, 0)) for shade in (0, 90, 180)]
+    frames[0].save(folder / "0" / "moves.gif", save_all=True, append_images=frames[1:])
+    rows = read_images(str(folder), SQUARE, 1)
+    notes = "1 animated, of which the first frame is read, without images: 0/inner, empty"
+    assert str(rows.report).endswith(notes)
+    assert (
+        rows.columns["image"][rows.columns["text"].index(str(folder / "0" / "moves.gif"))].max()
+        == 0
+    )
+
+
 def test_hidden_images_are_no_rows(tmp_path):
     """Not those whose name begins with a dot, nor those in such a folder."""
     folder = write_folder(tmp_path / "set")

@@ -203,7 +203,43 @@ TABLES = {
         ("a.jsonl:1: 'text' is a value of type int, expected text",),
     ),
     "null as a text": Case(
-        "classify", "a.jsonl", lines({"text": None, "label": "x"}), ("a.jsonl:1: 'text' is null",)
+        "classify",
+        "a.jsonl",
+        lines({"text": None, "label": "x"}),
+        ("a.jsonl:1: 'text' is null, expected text; give it a text, or remove the row",),
+    ),
+    "an object as a label": Case(
+        "classify",
+        "a.jsonl",
+        lines({"text": "a", "label": {"name": "x", "id": 1}}),
+        ("a.jsonl:1: 'label' is an object", "in data.columns: 'label.name', 'label.id'"),
+    ),
+    "two columns of one name": Case(
+        "classify",
+        "a.csv",
+        "text,label,text\na,x,b\nc,y,d\n",
+        (
+            "a.csv:1: two columns are named 'text'; rename one",
+            "set data.columns.text to the numbers",
+        ),
+    ),
+    "a table of images": Case(
+        "images",
+        "a.csv",
+        GOOD,
+        ("a.csv: neither a folder nor an archive of images; name a folder",),
+    ),
+    "sentences without blank lines": Case(
+        "tag",
+        "a.conll",
+        "Ada B-PER\nruns O\n" * 60,
+        ("a.conll: one sentence of 120 words; put a blank line after each sentence",),
+    ),
+    "numbers as tags": Case(
+        "tag",
+        "a.jsonl",
+        lines({"words": ["Ada", "runs"], "tags": [1, 0]}),
+        ("a.jsonl:1: the tags are numbers without names; write names such as B-PER",),
     ),
     "an unpaired surrogate": Case(
         "classify",

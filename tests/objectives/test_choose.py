@@ -46,14 +46,12 @@ SPECIAL = {"kind": "word", "min_frequency": 1, "special": ["cls", "sep", "mask"]
 
 @pytest.fixture
 def build(tmp_path):
-    def build(rows, name="rows.jsonl"):
+    def build(rows, name="rows.jsonl", report=lambda line: None):
         text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / name).write_text(text, encoding="utf-8")
         data = DataSettings.parse(dict.fromkeys(("train", "valid"), str(tmp_path / name)))
         parts = TokenizerSettings.parse(SPECIAL), ModelConfig.parse(MODEL), BatchSettings()
-        return ChooseSettings().build(
-            BuildContext(data, *parts, 1, tmp_path / "tokens", lambda line: None)
-        )
+        return ChooseSettings().build(BuildContext(data, *parts, 1, tmp_path / "tokens", report))
 
     return build
 
@@ -151,6 +149,15 @@ def test_missing_choices_are_reported_with_the_setting(build):
 def test_a_row_has_at_least_two_choices(build):
     with pytest.raises(DataError, match=r"rows\.jsonl:5: a single choice; a row needs two or more"):
         build([*ROWS, {"question": "q", "choices": ["x"], "label": 0}])
+
+
+def test_equal_choices_are_reported_with_the_first_line(build):
+    reported = []
+    build([*ROWS, {"question": "q", "choices": ["x", "x"], "label": 0}], report=reported.append)
+    warning = (
+        "warning: rows.jsonl: 1 row with equal choices, the first in line 5; correct or remove"
+    )
+    assert any(line.startswith(warning) for line in reported)
 
 
 def test_columns_of_choices_are_read_as_lists(build):

@@ -66,6 +66,11 @@ def test_a_row_without_a_reference_is_an_error(read):
         read([{"source": "a", "target": []}])
 
 
+def test_empty_references_among_others_are_counted(read):
+    rows = read([{"source": "a", "target": ["b", " "]}, {"source": "c", "target": ["d", "e"]}])
+    assert "1 row with an empty reference among others" in str(rows.report)
+
+
 def test_long_sources_are_truncated_and_counted(read, objective):
     examples, end = objective.examples(read()), objective.source.eos_id
     assert (examples.sources.lengths <= 5).all()

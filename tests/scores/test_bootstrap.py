@@ -137,3 +137,12 @@ def test_the_scorer_of_all_texts_is_the_score(name):
     for options in ({}, {"lowercase": True}):
         value = text_scorer(name, a, references, **options)(np.arange(60))[name]
         assert value == pytest.approx(SCORES[name](a, references, **options).value)
+
+
+@pytest.mark.parametrize(
+    ("examples", "is_cheap", "samples"),
+    [(10_000, True, 10_000), (10_001, True, 1_000), (2, False, 1_000)],
+)
+def test_cheap_scores_have_more_resamples(examples, is_cheap, samples):
+    resampled = Resampled(lambda rows: {"x": 1.0}, examples, "rows", is_cheap)
+    assert resampled.samples == samples

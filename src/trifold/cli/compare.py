@@ -39,7 +39,15 @@ def run(
         list[str] | None, argument("[DATA]...", "Default: the data of `trifold eval A`.")
     ] = None,
     *,
-    samples: Annotated[int, value("N", "Number of resamples.", min=100, max=10**7)] = 1000,
+    samples: Annotated[
+        int | None,
+        value(
+            "N",
+            "Number of resamples; default: 10,000, of many examples 1,000.",
+            min=100,
+            max=10**7,
+        ),
+    ] = None,
     seed: Annotated[int, value("N", "Seed of the resamples.", min=0)] = 12345,
     device: Device = None,
     json: Json = False,
@@ -52,8 +60,9 @@ def run(
     sacreBLEU.
     """
     from trifold.scores import DIGITS
-    from trifold.scores.bootstrap import paired_bootstrap
+    from trifold.scores.bootstrap import default_samples, paired_bootstrap
 
+    _check_labels(a, b)
     first, second = _requests(a, b, data or [], device, given(**options))
     evaluation.check(first)
     second = _like(first, second)
@@ -69,6 +78,8 @@ def run(
         raise UsageError(
             "the data has a single example, which cannot be resampled; name other data"
         )
+    if samples is None:
+        samples = default_samples(examples)
     differences = paired_bootstrap(ours.scorer, theirs.scorer, examples, samples, seed)
     if json:
         scores = {name: difference._asdict() for name, difference in differences.items()}
@@ -82,6 +93,19 @@ def run(
         )
     print_table(rows, " rrrrr")
     print_note(f"{examples:,} {ours.noun}, {samples:,} resamples")
+
+
+def _check_labels(a: str, b: str) -> None:
+    """Raises UsageError for models that predict different labels."""
+    from trifold.hub import read_config, resolve
+
+    ours = read_config(resolve(a)).label_names
+    theirs = read_config(resolve(b)).label_names
+    if ours and theirs and {*ours} != {*theirs}:
+        raise UsageError(
+            f"{b}: its labels are {', '.join(theirs):.60}, and those of {a} are "
+            f"{', '.join(ours):.60}; compare models with the same labels"
+        )
 
 
 def _requests(

@@ -17,7 +17,7 @@ from trifold.data.archives import file_on_disk, is_hidden, stored_size
 from trifold.data.datasets import iter_dataset
 from trifold.data.files import SPLITS, check_found, files_in_archive, is_dataset
 from trifold.data.headers import LABELS
-from trifold.data.images import SUFFIXES, ImageSettings, import_pillow, read_image
+from trifold.data.images import ANIMATED, SUFFIXES, ImageSettings, import_pillow, read_image
 from trifold.data.lines import expand_path, open_binary
 from trifold.data.reports import RowReport
 from trifold.data.roles import Role, check_class, choose_columns, read_roles
@@ -49,7 +49,7 @@ def read_images(
     Raises DataError for a source without images, and for an image that cannot be read.
     """
     settings = settings.model_copy(update=UNSCALED)
-    kinds = Counter[tuple[str, int, int]]()
+    kinds = Counter[Any]()
     ignored = Counter[str]()
     names: list[str] = []
     labels: list[str] = []
@@ -66,6 +66,10 @@ def read_images(
     report = RowReport(PurePath(first).name, rows=count, columns={"label": "label"})
     if converted := count - kinds[mode, height, width]:
         report.notes.append(f"{converted:,} converted to {mode} {height} x {width}")
+    if animated := kinds[ANIMATED]:
+        report.notes.append(f"{animated:,} animated, of which the first frame is read")
+    if empty := _folders_without_images(source):
+        report.notes.append(f"without images: {', '.join(empty)}")
     if ignored:
         kinds_of_files = ", ".join(f"{files:,} {suffix}" for suffix, files in ignored.most_common())
         report.notes.append(f"other files ignored: {kinds_of_files}")
@@ -78,12 +82,29 @@ def read_images(
     return Rows(columns, range(1, count + 1), report, identity=["image"])
 
 
+def _folders_without_images(source: str | list[str]) -> list[str]:
+    """The names of folders of classes, beside others, in which no image is."""
+    names = [source] if isinstance(source, str) else source
+    empty = []
+    for folder in [expand_path(name) for name in names if not is_dataset(name)]:
+        if not folder.is_dir():
+            continue
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        parents = {parent for path in files if _is_image(path) for parent in path.parents}
+        beside = {path.parent for path in parents}
+        found = sorted(path for path in folder.rglob("*") if path.is_dir())
+        for path in [path.relative_to(folder) for path in found]:
+            if path.parent in beside and path not in parents and not is_hidden(path):
+                empty.append(str(path))
+    return empty
+
+
 def measure_images(
     source: str | list[str], data: DataSettings = PLAIN
 ) -> tuple[int, tuple[str, int, int]]:
     """The number of images; Pillow mode, height and width of the first one."""
     images = iter_images(source, Counter(), data)
-    kinds = Counter[tuple[str, int, int]]()
+    kinds = Counter[Any]()
     name, _, image = next(images)
     read_image(image, ImageSettings(size=None, **UNSCALED), 3, name, kinds)
     return 1 + sum(1 for _ in images), next(iter(kinds))
@@ -214,6 +235,11 @@ def _iter_tar(name: str) -> Iterator[Labelled]:
                 images.add(path)
                 yield place, path.parent.name, BytesIO(content.read())
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        if not {".tar", ".tgz"} & {*PurePath(name.lower()).suffixes}:
+            raise DataError(
+                f"{name}: neither a folder nor an archive of images; name a folder, or a .tar or "
+                ".zip archive, that has a folder of images for each class"
+            ) from None
         raise DataError(
             f"{name}: not a readable tar archive ({error}); copy the file again"
         ) from None

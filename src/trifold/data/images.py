@@ -25,6 +25,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # The places of standard input and of process substitution, which a user names.
 STREAMS = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
+ANIMATED = "animated"  # counts images of several frames, among counts by mode and size
 MAX_PIXELS = 10**8  # a small file may claim to hold more than fits into memory
 
 Filter = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
@@ -102,7 +103,7 @@ def read_image(
     """Read a file, its bytes or a Pillow image as (channels, height, width) float32; `name` is its
     name in errors.
 
-    kinds: counts images by mode, height and width.
+    kinds: counts images by mode, height and width, and those of several frames as ANIMATED.
 
     Raises DataError if it is missing, damaged, too large or not an image, TrifoldError if Pillow is
     not installed.
@@ -177,6 +178,8 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
                 )
             upright = transpose(opened)
             kinds[upright.mode, upright.height, upright.width] += 1
+            if getattr(opened, "n_frames", 1) > 1:
+                kinds[ANIMATED] += 1
             if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
                 upright = library.fromarray(_bytes_of(np.asarray(upright), name))
             upright.load()

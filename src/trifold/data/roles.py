@@ -155,11 +155,21 @@ def _missing_column(row: Mapping[str, Any], column: str, place: str, setting: st
     if has_header:
         first = [*row]
         place = re.sub(r":\d+$", ":1", place)
+    if not has_header and (repeated := _repeated(first)) and column in first:
+        return DataError(
+            f"{place}: two columns are named {repeated!r}; rename one of them, or set "
+            "data.header=true and data.columns to numbers of columns (from 0)"
+        )
     known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
     remedy = f"set {setting} to names or numbers of columns (from 0)"
     if len(first) == 1 and (sign := re.search("[;\t|,]", first[0])):
         remedy = f"{sign[0]!r} does not separate columns here; set data.delimiter"
     return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
+
+
+def _repeated(cells: Sequence[str]) -> str | None:
+    """The first cell that has been there before, if there is one."""
+    return next((cell for index, cell in enumerate(cells) if cell in cells[:index]), None)
 
 
 def value_at(row: Mapping[str, Any], key: str, place: str, setting: str) -> Any:
@@ -249,7 +259,13 @@ def check_text(value: Any, place: str) -> str:
     surrogate.
     """
     if value is None:
-        raise DataError(f"{place} is null, expected text")
+        raise DataError(f"{place} is null, expected text; give it a text, or remove the row")
+    if isinstance(value, Mapping):
+        column = place.rpartition(": ")[2].strip("'")
+        keys = ", ".join(repr(f"{column}.{key}") for key in list(value)[:5])
+        raise DataError(
+            f"{place} is an object, expected text; name the value to read in data.columns: {keys}"
+        )
     if not isinstance(value, str):
         raise DataError(f"{place} is a value of type {type(value).__name__}, expected text")
     if "\0" in value:

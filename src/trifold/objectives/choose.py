@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trifold.data import Role, Rows, read_records
 from trifold.data.roles import MISSING, check_text, is_missing
-from trifold.errors import DataError
+from trifold.errors import DataError, plural
 from trifold.nn import Transformer
 from trifold.objectives.batch import Batch
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
@@ -140,6 +140,19 @@ def number_labels(context: BuildContext, *sources: Rows) -> None:
             raise DataError(f"{rows.report.name}:{rows.lines[row]}: {problem}")
         rows.columns["choices"][row] = choices.texts
         rows.columns["label"][row] = numbers.pop()
+    _report_equal_choices(context, sources)
+
+
+def _report_equal_choices(context: BuildContext, sources: Sequence[Rows]) -> None:
+    """Report how many rows have two equal choices, of which only one is right."""
+    for rows in sources:
+        choices = rows.columns["choices"]
+        equal = [row for row, texts in enumerate(choices) if len({*texts}) < len(texts)]
+        if equal:
+            context.report(
+                f"warning: {rows.report.name}: {plural(len(equal), 'row')} with equal choices, "
+                f"the first in line {rows.lines[equal[0]]}; correct or remove them"
+            )
 
 
 def _first_number(context: BuildContext, sources: Sequence[Rows]) -> int:

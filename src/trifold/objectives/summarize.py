@@ -15,7 +15,7 @@ from pydantic import Field
 
 from trifold.data import Role, Rows, read_records
 from trifold.data.roles import check_text
-from trifold.errors import DataError
+from trifold.errors import DataError, plural
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.translate import SourceTargetExamples, Translate, TranslateSettings
@@ -65,6 +65,9 @@ class SummarizeSettings(TranslateSettings):
 
     def read(self, source: Any, data: Any, split: str) -> SummaryRows:
         rows = read_records(source, data, ROLES, split)
+        empty = sum("" in texts and len(texts) > 1 for texts in rows.columns["target"])
+        if empty:
+            rows.report.notes.append(f"{plural(empty, 'row')} with an empty reference among others")
         return SummaryRows(**vars(rows))
 
     def script_note(self, rows: Any) -> str | None:

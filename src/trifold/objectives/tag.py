@@ -44,6 +44,8 @@ from trifold.text.tokenizer import NO_LIMITS
 
 NO_TAG = UNKNOWN  # label of the tokens that are not the first of a word, and of unknown tags
 
+LONGEST_SENTENCE = 100  # words; a file with one longer sentence lacks blank lines
+
 
 # --- columns --------------------------------------------------------------------------------------
 
@@ -121,6 +123,12 @@ class TagSettings(LabelledSettings):
         scheme.
         """
         rows = read_records(source, settings, ROLES, split, plain="conll")
+        words_of_first = rows.columns["words"][0]
+        if len(rows) == 1 and split == "train" and len(words_of_first) > LONGEST_SENTENCE:
+            raise DataError(
+                f"{rows.report.name}: one sentence of {len(words_of_first):,} words; put a blank "
+                "line after each sentence"
+            )
         for line, words, tags in zip(rows.lines, *rows.columns.values(), strict=True):
             place = f"{rows.report.name}:{line}"
             if len(words) != len(tags):
@@ -142,6 +150,11 @@ def _check_scheme(tags: Sequence[str], place: str) -> None:
         list(find_entities(tags))
     except DataError as error:
         remedy = "set data.columns.tags, or task.best_by=accuracy for tags that are not of entities"
+        if all(map(str.isdecimal, tags)):
+            raise DataError(
+                f"{place}: the tags are numbers without names; write names such as B-PER, or "
+                f"{remedy}"
+            ) from None
         raise DataError(f"{place}: {error}; {remedy}") from None
 
 

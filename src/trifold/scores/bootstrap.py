@@ -30,20 +30,43 @@ class Difference(NamedTuple):
     p_value: float
 
 
+RESAMPLES = 10_000
+FEWER_RESAMPLES = 1_000  # of many examples, or of scores that take long
+MANY_EXAMPLES = 10_000
+
+
 @dataclass(frozen=True)
 class Resampled:
-    """Scores that can be computed on some of `examples`, which `noun` names."""
+    """Scores that can be computed on some of `examples`, which `noun` names.
+
+    is_cheap: whether the scores of a resample take less than a millisecond for 10,000 examples.
+    """
 
     scorer: Scorer = field(compare=False)
     examples: int
     noun: str
+    is_cheap: bool = True
+
+    @property
+    def samples(self) -> int:
+        """The number of resamples that are drawn unless another is requested."""
+        return default_samples(self.examples, is_cheap=self.is_cheap)
+
+
+def default_samples(examples: int, *, is_cheap: bool = True) -> int:
+    """The number of resamples: 10,000, or 1,000 of many examples or scores that take long."""
+    if is_cheap and examples <= MANY_EXAMPLES:
+        return RESAMPLES
+    return FEWER_RESAMPLES
 
 
 def score_intervals(
-    resampled: Resampled, samples: int = 1000, seed: int = 12345
+    resampled: Resampled, samples: int | None = None, seed: int = 12345
 ) -> dict[str, tuple[float, float]]:
-    """The 95 % confidence interval of each score, from `samples` resamples."""
-    drawn = _resamples(resampled.examples, samples, seed)
+    """The 95 % confidence interval of each score, from `samples` resamples; default: those of
+    `resampled`.
+    """
+    drawn = _resamples(resampled.examples, samples or resampled.samples, seed)
     scores = [resampled.scorer(rows) for rows in drawn]
     intervals = {}
     for name in scores[0]:

@@ -32,7 +32,6 @@ from trifold.train.data_files import read_data_json
 from trifold.train.run_folder import RunFolder
 from trifold.yaml_dialect import dump
 
-RESAMPLES = 1_000
 FEWEST_EXAMPLES = 2  # that can be resampled
 
 
@@ -86,10 +85,10 @@ def _scores(result: Evaluation) -> tuple[list[CardScore], str]:
     measured = "Scores of the validation rows."
     resampled = result.resampled
     if resampled is not None and resampled.examples >= FEWEST_EXAMPLES:
-        intervals = score_intervals(resampled, RESAMPLES)
+        intervals = score_intervals(resampled)
         measured = (
-            f"Scores of the validation rows; intervals by bootstrap, {RESAMPLES:,} resamples of "
-            f"{resampled.examples:,} {resampled.noun}."
+            "Scores of the validation rows; intervals by bootstrap, "
+            f"{resampled.samples:,} resamples of {resampled.examples:,} {resampled.noun}."
         )
     values = result.scores
     if np.isfinite(result.loss):
