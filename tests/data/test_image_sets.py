@@ -110,7 +110,7 @@ def test_folders_without_images_and_animated_images_are_reported(tmp_path):
     frames = [pillow.new("RGB", (6, 6), (shade, 0, 0)) for shade in (0, 90, 180)]
     frames[0].save(folder / "0" / "moves.gif", save_all=True, append_images=frames[1:])
     rows = read_images(str(folder), SQUARE, 1)
-    notes = "1 animated, of which the first frame is read, without images: 0/inner, empty"
+    notes = "1 animated, of which the first frame is read, without images: empty"
     assert str(rows.report).endswith(notes)
     assert (
         rows.columns["image"][rows.columns["text"].index(str(folder / "0" / "moves.gif"))].max()

@@ -114,7 +114,10 @@ TABLES = {
         "classify",
         "a.csv",
         "text,label,label\na,x,y\nb,y,x\n",
-        ("a.csv:1: no column 'text'; its first row is ['text'",),
+        (
+            "a.csv:1: two columns are named 'label'; rename one",
+            "set data.header=true and data.columns",
+        ),
     ),
     "a column that is missing": Case(
         "classify",
@@ -213,15 +216,6 @@ TABLES = {
         "a.jsonl",
         lines({"text": "a", "label": {"name": "x", "id": 1}}),
         ("a.jsonl:1: 'label' is an object", "in data.columns: 'label.name', 'label.id'"),
-    ),
-    "two columns of one name": Case(
-        "classify",
-        "a.csv",
-        "text,label,text\na,x,b\nc,y,d\n",
-        (
-            "a.csv:1: two columns are named 'text'; rename one",
-            "set data.columns.text to the numbers",
-        ),
     ),
     "a table of images": Case(
         "images",
