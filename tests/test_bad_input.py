@@ -193,7 +193,7 @@ SETTINGS = {
     "unknown preset": Case({}, f"{SMOKE} model.preset=transformer-bi", 2, ("unknown preset 'transformer-bi'", "transformer-big")),
     "unknown score": Case({}, f"{SMOKE} task.best_by=bleurt", 2, ("task.best_by: ", "'bleu', 'chrf'", "got 'bleurt'")),
     "unknown scoring": Case({}, f"{SMOKE} task.tokenize=moses", 2, ("task.tokenize: sacreBLEU has no tokenizer 'moses'",)),
-    "no validation data": Case({}, f"{SMOKE} data.valid=null", 2, ("data.valid: no validation data", "data.holdout=500")),
+    "no validation data": Case({}, f"{SMOKE} data.valid=null data.holdout=0", 2, ("data.valid: no validation data", "data.holdout=500")),
     "no training data": Case({}, f"{SMOKE} data.train=null", 2, ("data.train: no training data",)),
     "more held out than available": Case(
         {}, f"{SMOKE} data.valid=null data.holdout=9999", 1, ("data.holdout: 9,999 pairs of 244 leave nothing",)

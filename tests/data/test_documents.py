@@ -319,7 +319,7 @@ def test_parquet_field(tmp_path: Path) -> None:
 def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r'need the `pyarrow` library; .*"trifold\[datasets\]"'):
+    with pytest.raises(DataError, match=r'need the `pyarrow` library; .*"datasets>='):
         read_documents(written(tmp_path, "a.parquet", "x"), PLAIN)
 
 
