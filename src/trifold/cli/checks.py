@@ -46,7 +46,11 @@ PURPOSES = {
 
 
 class Check(NamedTuple):
-    """One line of the report. level: `error` for what must be fixed. remedy: of what is not ok."""
+    """One line of the report.
+
+    level: `error` if the installation does not work without a change. remedy: what to change,
+    unless the level is `ok`.
+    """
 
     section: str
     name: str

@@ -213,7 +213,7 @@ def _longest_block(lines: Iterable[str]) -> int:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-class Column(NamedTuple):
+class ColumnContent(NamedTuple):
     """What a column holds: words of a cell on average, number of different values, and whether all
     are numbers.
     """
@@ -224,7 +224,7 @@ class Column(NamedTuple):
     are_numbers: bool
 
     @classmethod
-    def of(cls, name: str, values: Sequence[str]) -> "Column":
+    def of(cls, name: str, values: Sequence[str]) -> "ColumnContent":
         filled = [value for value in values if value.strip()]
         words = sum(len(value.split()) for value in filled) / max(1, len(filled))
         numbers = bool(filled) and all(map(_is_number, filled))
@@ -309,7 +309,7 @@ def _is_header(rows: Sequence[Mapping[str, Any]]) -> bool:
     """
     first, *others = rows
     for name, cell in first.items():
-        column = Column.of(name, [str(row.get(name, "")) for row in others])
+        column = ColumnContent.of(name, [str(row.get(name, "")) for row in others])
         values = Counter(str(row.get(name, "")) for row in others)
         recur = column.is_label(len(others)) and min(values.values()) > 1
         is_other = str(cell) not in values and not _is_number(str(cell))
@@ -360,7 +360,7 @@ def _pairs_by_name(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
             continue
         if isinstance(first[names[source]], list):
             return Guess("summarize", _listed([names[source], names[target]]))
-        column = Column.of(target, [str(row.get(names[target], "")) for row in rows])
+        column = ColumnContent.of(target, [str(row.get(names[target], "")) for row in rows])
         if column.is_text(len(rows)):
             return _translate(names[source], names[target])
     return None
@@ -385,31 +385,41 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
     """The recipe for columns of unknown names: texts, labels and numbers."""
     if any(isinstance(value, list | dict) for value in rows[0].values()):
         return None
-    columns = [
-        Column.of(name, [str(row.get(name, "")) for row in rows]) for name in rows[0] if name
-    ]
-    count = len(rows)
-    texts = sorted(
-        (column for column in columns if column.is_text(count)), key=lambda each: -each.words
-    )[:2]
-    texts.sort(key=columns.index)
+    names = [name for name in rows[0] if name]
+    columns = [ColumnContent.of(name, [str(row.get(name, "")) for row in rows]) for name in names]
+    texts = _longest_texts(columns, len(rows))
     others = [column for column in columns if column not in texts and column.different > 1]
-    classes = [column for column in others if column.is_label(count)]
-    numbers = [column for column in others if column.are_numbers and not column.is_label(count)]
-    if len(texts) == 2 and not classes and len(columns) <= 4:
+    labels = [column for column in others if column.is_label(len(rows))]
+    if len(texts) == 2 and not labels and len(columns) <= 4:
         return _translate(texts[0].name, texts[1].name, len(columns))
-    if not texts or not (classes or numbers):
+    numbers = [column for column in others if column.are_numbers]
+    candidates = labels or numbers
+    if not texts or not candidates:
         return None
-    label = (classes or numbers)[-1]
+    label = candidates[-1]
     if len(texts) == 2 and len(columns) == 3:
-        recipe = "similarity" if label.are_numbers and label.different > 5 else "classify"
-        roles = {"text": texts[0], "pair": texts[1], "label": label}
-        return _with_columns(recipe, roles)
+        first, second = texts
+        return _of_pairs(first, second, label)
     longest = max(texts, key=lambda column: column.words)
     return _with_columns("classify", {"text": longest, "label": label})
 
 
-def _with_columns(recipe: str, roles: Mapping[str, Column]) -> Guess:
+def _longest_texts(columns: Sequence[ColumnContent], rows: int) -> list[ColumnContent]:
+    """The two columns of the longest texts, in their order; fewer if there are fewer texts."""
+    texts = [column for column in columns if column.is_text(rows)]
+    longest = sorted(texts, key=lambda column: -column.words)[:2]
+    return [column for column in texts if column in longest]
+
+
+def _of_pairs(text: ColumnContent, pair: ColumnContent, label: ColumnContent) -> Guess:
+    """The recipe for two texts and a label, which may be a score."""
+    recipe = "classify"
+    if label.are_numbers and label.different > 5:
+        recipe = "similarity"
+    return _with_columns(recipe, {"text": text, "pair": pair, "label": label})
+
+
+def _with_columns(recipe: str, roles: Mapping[str, ColumnContent]) -> Guess:
     settings = [_setting(f"data.columns.{role}", column.name) for role, column in roles.items()]
     reason = _listed([column.name for column in roles.values()])
     return Guess(recipe, reason, settings=tuple(settings))
