@@ -36,6 +36,8 @@ def objects(*rows: object) -> str:
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
+CODES = [f"code of {number}" for number in range(40)]
+SCORES = [str(number % 12 / 2) for number in range(40)]
 NUMBERS = [str(number / 10) for number in range(40)]
 # Files, their name that is given, and the arguments that read it after the one of data.train.
 FILES: dict[str, tuple[dict[str, str | bytes], str]] = {
@@ -59,6 +61,15 @@ FILES: dict[str, tuple[dict[str, str | bytes], str]] = {
     "two texts and a score": (
         {"a.csv": table("sentence1,sentence2,score", TEXTS, TEXTS[::-1], NUMBERS)},
         "similarity",
+    ),
+    "two texts and a score, other names": (
+        {"a.csv": table("this,that,closeness", TEXTS, TEXTS[::-1], SCORES)},
+        "similarity data.header=true data.columns.text=this data.columns.pair=that "
+        "data.columns.label=closeness",
+    ),
+    "short and long texts and a label": (
+        {"a.csv": table("code,brief,whole,verdict", CODES, CODES, TEXTS, LABELS)},
+        "classify data.header=true data.columns.text=whole data.columns.label=verdict",
     ),
     "an anchor": ({"a.jsonl": objects({"anchor": "a b", "positive": "b a"})}, "similarity"),
     "two languages": ({"a.csv": table("en,de", TEXTS, TEXTS[::-1])}, "translate"),
