@@ -15,6 +15,7 @@ from trifold.scores import SCORES
 from trifold.scores.bleu import text_scorer
 from trifold.scores.bootstrap import (
     Resampled,
+    default_samples,
     mean_scorer,
     paired_bootstrap,
     score_intervals,
@@ -144,5 +145,4 @@ def test_the_scorer_of_all_texts_is_the_score(name):
     [(10_000, True, 10_000), (10_001, True, 1_000), (2, False, 1_000)],
 )
 def test_cheap_scores_have_more_resamples(examples, is_cheap, samples):
-    resampled = Resampled(lambda rows: {"x": 1.0}, examples, "rows", is_cheap)
-    assert resampled.samples == samples
+    assert default_samples(examples, is_cheap=is_cheap) == samples

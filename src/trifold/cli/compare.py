@@ -43,7 +43,7 @@ def run(
         int | None,
         value(
             "N",
-            "Number of resamples; default: 10,000, of many examples 1,000.",
+            "Number of resamples; default: 10,000, or 1,000 of over 10,000 examples or for correlations.",
             min=100,
             max=10**7,
         ),
@@ -79,7 +79,7 @@ def run(
             "the data has a single example, which cannot be resampled; name other data"
         )
     if samples is None:
-        samples = default_samples(examples)
+        samples = default_samples(examples, is_cheap=ours.is_cheap)
     differences = paired_bootstrap(ours.scorer, theirs.scorer, examples, samples, seed)
     if json:
         scores = {name: difference._asdict() for name, difference in differences.items()}
@@ -176,12 +176,14 @@ def _measured_settings(request: EvalRequest) -> dict[str, Any]:
 
 class Measurement(NamedTuple):
     """What is measured of a model: the scorer of resampled examples, the number of labels of each
-    example (N,), and what the examples are called.
+    example (N,), and what the examples are called. is_cheap: whether a resample is scored by sums
+    alone; rank correlations sort all examples.
     """
 
     scorer: Scorer
     labels: list[int]
     noun: str
+    is_cheap: bool = True
 
     def __str__(self) -> str:
         return f"{len(self.labels):,} {self.noun} with {sum(self.labels):,} labels"
@@ -218,4 +220,5 @@ def _measure(request: EvalRequest) -> Measurement:
         return scores
 
     labels = [values["tokens"] for values in statistics]
-    return Measurement(sums_scorer(statistics, scores), labels, task.row_name)
+    is_cheap = not any(isinstance(value, list) for value in statistics[0].values())
+    return Measurement(sums_scorer(statistics, scores), labels, task.row_name, is_cheap)

@@ -308,7 +308,7 @@ class TextToText(Translate):
                     values[name] = scorers[name](of_part)
             return values | {"mean": sum(values.values()) / len(values)}
 
-        return Resampled(scores, len(outputs), self.row_name, is_cheap=False)
+        return Resampled(scores, len(outputs), self.row_name)
 
     def _scorer(
         self, name: str, ours: Sequence[str], targets: Sequence[str]

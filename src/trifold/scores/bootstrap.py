@@ -37,20 +37,11 @@ MANY_EXAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Resampled:
-    """Scores that can be computed on some of `examples`, which `noun` names.
-
-    is_cheap: whether the scores of a resample take less than a millisecond for 10,000 examples.
-    """
+    """Scores that can be computed on some of `examples`, which `noun` names."""
 
     scorer: Scorer = field(compare=False)
     examples: int
     noun: str
-    is_cheap: bool = True
-
-    @property
-    def samples(self) -> int:
-        """The number of resamples that are drawn unless another is requested."""
-        return default_samples(self.examples, is_cheap=self.is_cheap)
 
 
 def default_samples(examples: int, *, is_cheap: bool = True) -> int:
@@ -61,12 +52,10 @@ def default_samples(examples: int, *, is_cheap: bool = True) -> int:
 
 
 def score_intervals(
-    resampled: Resampled, samples: int | None = None, seed: int = 12345
+    resampled: Resampled, samples: int = FEWER_RESAMPLES, seed: int = 12345
 ) -> dict[str, tuple[float, float]]:
-    """The 95 % confidence interval of each score, from `samples` resamples; default: those of
-    `resampled`.
-    """
-    drawn = _resamples(resampled.examples, samples or resampled.samples, seed)
+    """The 95 % confidence interval of each score, from `samples` resamples."""
+    drawn = _resamples(resampled.examples, samples, seed)
     scores = [resampled.scorer(rows) for rows in drawn]
     intervals = {}
     for name in scores[0]:

@@ -32,6 +32,7 @@ from trifold.train.data_files import read_data_json
 from trifold.train.run_folder import RunFolder
 from trifold.yaml_dialect import dump
 
+RESAMPLES = 1_000  # as a card is written after each best validation
 FEWEST_EXAMPLES = 2  # that can be resampled
 
 
@@ -85,10 +86,10 @@ def _scores(result: Evaluation) -> tuple[list[CardScore], str]:
     measured = "Scores of the validation rows."
     resampled = result.resampled
     if resampled is not None and resampled.examples >= FEWEST_EXAMPLES:
-        intervals = score_intervals(resampled)
+        intervals = score_intervals(resampled, RESAMPLES)
         measured = (
             "Scores of the validation rows; intervals by bootstrap, "
-            f"{resampled.samples:,} resamples of {resampled.examples:,} {resampled.noun}."
+            f"{RESAMPLES:,} resamples of {resampled.examples:,} {resampled.noun}."
         )
     values = result.scores
     if np.isfinite(result.loss):
