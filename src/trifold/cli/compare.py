@@ -43,7 +43,7 @@ def run(
         int | None,
         value(
             "N",
-            "Number of resamples; default: 10,000, or 1,000 of over 10,000 examples or for correlations.",
+            "Number of resamples; default: 10,000; of many examples, or for correlations, 1,000.",
             min=100,
             max=10**7,
         ),
