@@ -385,8 +385,7 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
     """The recipe for columns of unknown names: texts, labels and numbers."""
     if any(isinstance(value, list | dict) for value in rows[0].values()):
         return None
-    names = [name for name in rows[0] if name]
-    columns = [ColumnContent.of(name, [str(row.get(name, "")) for row in rows]) for name in names]
+    columns = _contents(rows)
     texts = _longest_texts(columns, len(rows))
     others = [column for column in columns if column not in texts and column.different > 1]
     labels = [column for column in others if column.is_label(len(rows))]
@@ -402,6 +401,12 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
         return _of_pairs(first, second, label)
     longest = max(texts, key=lambda column: column.words)
     return _with_columns("classify", {"text": longest, "label": label})
+
+
+def _contents(rows: Sequence[Mapping[str, Any]]) -> list[ColumnContent]:
+    """What the columns that have a name hold."""
+    names = filter(None, rows[0])
+    return [ColumnContent.of(name, [str(row.get(name, "")) for row in rows]) for name in names]
 
 
 def _longest_texts(columns: Sequence[ColumnContent], rows: int) -> list[ColumnContent]:
