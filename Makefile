@@ -11,7 +11,7 @@ WORKERS ?= 2
 TESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench faults docs web clean
+.PHONY: help setup demo test check bench faults docs web dist smoke clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -57,6 +57,15 @@ docs: $(VENV)/ready-docs ## build the site of the documentation, and check its l
 
 web: ## rebuild the page of `trifold look` from web/ (requires Node)
 	@cd web && npm ci --silent && npm run -s check && npm run -s build
+
+dist: $(VENV)/ready-dev ## build the sdist, and the wheel from it, into dist/
+	@echo "dist: sdist and wheel"
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist . >$(VENV)/dist.txt || { cat $(VENV)/dist.txt; exit 1; }
+	@ls dist
+
+smoke: ## use the wheel of dist/ in a new environment (PYTHON=... selects the Python)
+	@$(PYTHON) tools/smoke_test.py --install dist/*.whl
 
 clean: ## remove environments and caches (runs/ is kept)
 	@echo "clean: environments and caches"

@@ -56,7 +56,7 @@ STEPS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("-m", "trifold", "generate", "run", "a b c", "--max-new-tokens", "4"), "\n"),
     (("-c", IN_PYTHON), "64 dimensions"),
     (("-m", "trifold", "show", "run"), "parameters"),
-    (("-m", "trifold", "eval", "run", "--json"), "BLEU"),
+    (("-m", "trifold", "eval", "run", "--json"), "bleu"),
     (("-m", "trifold", "doctor"), "torch"),
 )
 
