@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -85,6 +86,8 @@ def check(result: Result, code: int, words: tuple[str, ...]) -> None:
     """
     assert "Traceback" not in result.err
     assert result.code == code, result.err
+    sentences = [line for line in result.err.splitlines() if line.startswith(("error", "warning"))]
+    assert not any(re.search(r"\w[,;.]?  +\w", line) for line in sentences), sentences
     assert [word for word in words if word not in result.err] == [], result.err
     if code:
         assert result.err.splitlines()[-1].startswith("error: ")

@@ -51,6 +51,10 @@ TEXT = {
         ("a.en:2: the line is longer than 100 bytes", "data.max_line_bytes"),
     ),
     "a folder instead of a file": Case({"a.en/x": b"", "a.de": b"x"}, OWN, 1, ("a.en: this is a folder; name a file in it",)),
+    "lines that end in carriage returns": Case(
+        pair(b"one\rtwo\rthree\r", b"eins\rzwei\rdrei\r"), OWN, 1,
+        ("a.en:1: the lines end in carriage returns, as of old Macs; convert it with `tr",),
+    ),
     "truncated gzip": Case(
         {"a.en": gzip.compress(ONE * 99)[:-12], "a.de": b"eins\n"}, OWN, 1, ("a.en: the compressed file ends too early",)
     ),
@@ -73,7 +77,7 @@ TEXT = {
     ),
     "TSV with a ragged row": Case(
         {"a.tsv": b"source\ttarget\na\tb\nc\n"}, f"{SMOKE} data.train={{here}}/a.tsv", 1,
-        ("a.tsv:3: 1 columns where the first row has 2",),
+        ("a.tsv:3: 1 column where the first row has 2",),
     ),
     "CSV with an open quote": Case(
         {"a.csv": b'source,target\na,"b\n'}, f"{SMOKE} data.train={{here}}/a.csv", 1, ("a.csv:2: a quote is opened",)

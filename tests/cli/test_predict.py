@@ -226,7 +226,7 @@ def test_too_long_text_is_an_error_or_truncated_with_a_note(trifold, models):
     assert "error: line 2: " in rejected.err and "reads at most 48" in rejected.err
     cut = trifold("predict", folder, LINES[0], long, "--on-overflow", "truncate")
     assert cut.code == 0
-    assert "1 texts were cut to fit" in cut.err
+    assert "1 text cut to fit" in cut.err
 
 
 def test_out_writes_the_results_to_a_file(trifold, models, tmp_path):

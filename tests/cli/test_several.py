@@ -135,7 +135,7 @@ def test_a_finished_run_counts_with_its_recipe_data_and_files_only(train, tmp_pa
         return [(facts["run"], facts["state"], facts["step"]) for facts in json.loads(done.out)]
 
     with monkeypatch.context() as patch:  # killed while more steps began
-        patch.setattr(sys.modules["trifold.train.preparation"], "check_same_data", killed)
+        patch.setattr(sys.modules["trifold.train.preparation"], "compare_data", killed)
         with pytest.raises(Killed):
             train("--seeds", "2", "train.steps=4")
     assert not summary.exists()

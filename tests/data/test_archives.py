@@ -63,7 +63,7 @@ def test_every_format_is_read_from_an_archive(name, content, tmp_path):
 
 def test_errors_name_the_member(tmp_path):
     archive = pack(tmp_path / "a.zip", {"in/a.csv": "text,label\none\n"})
-    with pytest.raises(DataError, match=r"a\.zip/in/a\.csv:2: 1 columns where the first row has 2"):
+    with pytest.raises(DataError, match=r"a\.zip/in/a\.csv:2: 1 column where the first row has 2"):
         read_records(archive, PLAIN, ROLES)
     with pytest.raises(DataError, match=r"a\.zip/none\.csv: no such file"):
         read_records(f"{archive}/none.csv", PLAIN, ROLES)

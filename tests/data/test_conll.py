@@ -107,9 +107,9 @@ def test_universal_dependencies_give_words_and_parts_of_speech(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a O\nb\n", r"a\.conll:2: 1 columns, but the first line has 2"),
+        ("a O\nb\n", r"a\.conll:2: 1 column, but the first line has 2"),
         ("a O\n\nb O O\n", r"a\.conll:3: 3 columns, but the first line has 2"),
-        ("word\n", r"a\.conll:1: 1 columns, but a word and its tag are required"),
+        ("word\n", r"a\.conll:1: 1 column, but a word and its tag are required"),
         ("a\tO\nb\t\n", r"a\.conll:2: an empty column"),
         ("\n\n", r"no row is left"),
         ("-DOCSTART- O\n", r"no row is left"),

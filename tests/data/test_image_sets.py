@@ -106,11 +106,12 @@ def test_folders_without_images_and_animated_images_are_reported(tmp_path):
     folder = write_folder(tmp_path)
     (folder / "empty").mkdir()
     (folder / ".cache").mkdir()
+    (folder / "__MACOSX").mkdir()
     (folder / "0" / "inner").mkdir()
     frames = [pillow.new("RGB", (6, 6), (shade, 0, 0)) for shade in (0, 90, 180)]
     frames[0].save(folder / "0" / "moves.gif", save_all=True, append_images=frames[1:])
     rows = read_images(str(folder), SQUARE, 1)
-    notes = "1 animated, of which the first frame is read, without images: empty"
+    notes = "1 with several frames (animated), of which the first is read, without images: empty"
     assert str(rows.report).endswith(notes)
     assert (
         rows.columns["image"][rows.columns["text"].index(str(folder / "0" / "moves.gif"))].max()

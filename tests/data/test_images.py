@@ -65,7 +65,7 @@ def _truncated(file: Path) -> bytes:
 
 BAD = {
     "text": (lambda file: b"not a picture at all", "not an image"),
-    "empty": (lambda file: b"", "not an image"),
+    "empty": (lambda file: b"", "the file is empty; copy it again, or remove it"),
     "another format": (
         lambda file: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
         "not an image",

@@ -84,7 +84,7 @@ TABLES = {
         ("a.csv:2: 3 columns where the first row has 2", "a stray tab"),
     ),
     "a row with a missing column": Case(
-        "classify", "a.tsv", "text\tlabel\na\n", ("a.tsv:2: 1 columns where the first",)
+        "classify", "a.tsv", "text\tlabel\na\n", ("a.tsv:2: 1 column where the first",)
     ),
     "UTF-16": Case(
         "classify", "a.csv", GOOD.encode("utf-16"), ("a.csv:1:1: this is UTF-16", "iconv -f UTF-16")
@@ -115,7 +115,7 @@ TABLES = {
         "a.csv",
         "text,label,label\na,x,y\nb,y,x\n",
         (
-            "a.csv:1: two columns are named 'label'; rename one",
+            "a.csv:1: columns 1 and 2 (from 0) are both named 'label'",
             "set data.header=true and data.columns",
         ),
     ),
@@ -211,6 +211,43 @@ TABLES = {
         lines({"text": None, "label": "x"}),
         ("a.jsonl:1: 'text' is null, expected text; give it a text, or remove the row",),
     ),
+    "columns whose names differ by case": Case(
+        "classify",
+        "a.csv",
+        "text,label,Label\na,x,y\nb,y,x\n",
+        ("a.csv:1: columns 1 and 2 (from 0) are both named 'Label', without regard to case",),
+    ),
+    "two columns of scores": Case(
+        "similarity",
+        "a.csv",
+        "sentence1,sentence2,score,score\na,b,0.5,0.1\nc,d,0.1,0.2\n",
+        ("a.csv:1: columns 2 and 3 (from 0) are both named 'score'",),
+    ),
+    "JSON lines that end in carriage returns": Case(
+        "classify",
+        "a.jsonl",
+        lines({"text": "a", "label": "x"}, {"text": "b", "label": "y"}).replace("\n", "\r"),
+        ("a.jsonl:1: the lines end in carriage returns, as of old Macs; convert it with `tr",),
+    ),
+    "one validation sentence without blank lines": Case(
+        "tag",
+        "a.conll",
+        BIO,
+        ("valid.conll: one sentence of 120 words; put a blank line after each sentence",),
+        valid="Ada B-PER\nruns O\n" * 60,
+    ),
+    "one tag for two words": Case(
+        "tag",
+        "a.jsonl",
+        lines({"words": ["Ada", "runs"], "tags": ["O"]}),
+        ("a.jsonl:1: 2 words and 1 tag; give each word one tag",),
+    ),
+    "references that are all empty": Case(
+        "summarize",
+        "a.jsonl",
+        lines({"source": "a", "target": ["b"]}, {"source": "c", "target": ["", " "]}),
+        ("a.jsonl:2: all 2 references are empty; write one, or remove the row",),
+    ),
     "an object as a label": Case(
         "classify",
         "a.jsonl",
@@ -296,7 +333,7 @@ SPANS = {
         "tag",
         "a.jsonl",
         lines({"tokens": ["a", "b"], "tags": ["O"]}),
-        ("a.jsonl:1: 2 words and 1 tags", "each word one tag"),
+        ("a.jsonl:1: 2 words and 1 tag", "each word one tag"),
     ),
     "tags without a scheme": Case(
         "tag",
@@ -308,10 +345,10 @@ SPANS = {
         "tag",
         "a.txt",
         "Ada B-PER\nruns\n",
-        ("a.txt:2: 1 columns, but the first line has 2", "separate columns by tabs"),
+        ("a.txt:2: 1 column, but the first line has 2", "separate columns by tabs"),
     ),
     "words without tags": Case(
-        "tag", "a.txt", "Ada\nruns\n", ("a.txt:1: 1 columns, but a word and its tag are required",)
+        "tag", "a.txt", "Ada\nruns\n", ("a.txt:1: 1 column, but a word and its tag are required",)
     ),
     "one tag": Case(
         "tag", "a.txt", "Ada O\nruns O\n", ("a.txt: the only tag is 'O'", "data.columns.tags")
@@ -366,6 +403,24 @@ REPORTED = {
         "\ufeff" + GOOD,
         "header: text 'text', label 'label'",
     ),
+    "a text with two labels": (
+        "classify",
+        "a.csv",
+        GOOD + "A  fine film,bad\n",
+        "a.csv: 1 text with different labels (lines 2 and 4)",
+    ),
+    "a name that two columns have": (
+        "translate",
+        "a.csv",
+        "source,target,source\na,b,c\nd,e,f\n",
+        "columns 0 and 2 (from 0) are both named 'source'",
+    ),
+    "one sentence": (
+        "tag",
+        "a.txt",
+        BIO.partition("\n\n")[0],
+        "an epoch: 1 sentence, 4 tokens, 1 batch",
+    ),
     "labels that training lacks": (
         "classify",
         "a.csv",
@@ -391,7 +446,9 @@ REPORTED = {
 def test_unusual_but_valid_data_is_trained_on_and_reported(tmp_path, name):
     task, file, content, words = REPORTED[name]
     valid = f"valid.{file.rpartition('.')[2]}"
-    more = {"classify": "so so,odd\n", "tag": "\nThor B-GOD\n"}[task] if "lacks" in name else ""
+    more = ""
+    if "lacks" in name:
+        more = {"classify": "so so,odd\n", "tag": "\nThor B-GOD\n"}[task]
     write_files(tmp_path, {file: content.encode(), valid: (content + more).encode()})
     data = [f"data.train={tmp_path / file}", f"data.valid={tmp_path / valid}"]
     done = run_command("train", task, *data, *TINY.split(), "--out", str(tmp_path / "run"))

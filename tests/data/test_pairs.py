@@ -305,7 +305,7 @@ def test_any_quoted_csv_is_read_back(
     ("name", "content", "message"),
     [
         ("a.tsv", "a\tx\nb\ty\tz\n", r"a\.tsv:2: 3 columns where the first row has 2"),
-        ("a.tsv", "a\tx\nb\n", r"a\.tsv:2: 1 columns"),
+        ("a.tsv", "a\tx\nb\n", r"a\.tsv:2: 1 column"),
         (
             "a.tsv",
             "en\tde\tid\na\tx\t1\n",
@@ -315,7 +315,7 @@ def test_any_quoted_csv_is_read_back(
         (
             "a.csv",
             "text;label\nso, bad\nso, good\n",
-            r"a\.csv:2: 1 columns where the first row has 2",
+            r"a\.csv:2: 1 column where the first row has 2",
         ),
         ("a.tsv", "text;note\n", r"a\.tsv:1: no column .*';' does not .*; set data\.delimiter"),
         ("a.csv", 'a,x\n"b,y\nc,z\n', r"a\.csv:2: a quote is opened and not closed"),

@@ -145,7 +145,7 @@ def test_pairs_are_read_from_joined_files(tmp_path: Path) -> None:
         ("text,label\na,x\nreview,sentiment\nb,y\n", r"a\.csv:3: 'review, sentiment' looks like .* name joined files in a list"),
         ("a,x\nb,y\ntext,label\nc,x\n", r"a\.csv:3: 'text, label' looks like a header .* remove the rows above it"),
         ("text,label,\na,x,\nb, c,y\n", r"a\.csv:3: 3 columns where the first row has 2"),
-        ("text,label\na,x\nTotal: 1\n", r"a\.csv:3: 1 columns where the first row has 2"),
+        ("text,label\na,x\nTotal: 1\n", r"a\.csv:3: 1 column where the first row has 2"),
         ("text,label\ra,x\rb,y\r", r"a\.csv:1: the lines end in carriage returns, .* `tr '\\r' '\\n'`"),
     ],
 )  # fmt: skip

@@ -24,6 +24,7 @@ from trifold.nn import losses
 from trifold.nn.masks import Mask
 from trifold.train import checkpoint, data, loop, preparation, run_folder, signals, trainer
 from trifold.train.checkpoint import Checkpoint, NewestCheckpoint
+from trifold.train.data_files import DataComparison
 from trifold.train.distributed import ProcessGroup
 from trifold.train.ranks import Interrupted
 from trifold.train.trainer import Trainer
@@ -259,6 +260,10 @@ def _replacing_decode(raw: bytes, name: str, number: int, offset: int = 0) -> st
     return raw.decode("utf-8", errors="replace")
 
 
+def _no_comparison(*arguments: Any, **named: Any) -> DataComparison:
+    return DataComparison([], {})
+
+
 def _no_check(*arguments: Any, **named: Any) -> list[str]:
     return []
 
@@ -311,7 +316,7 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "no-schedule-report": (
         "the effect on the schedule is not reported", "more-steps", preparation, "check_same_run", _no_check),
     "no-spike-check": ("loss spikes update the weights", "spikes", loop, "spike_threshold", lambda *_: _NO_LIMIT),
-    "no-data-check": ("data files are not compared", "changed-data", preparation, "check_same_data", _no_check),
+    "no-data-check": ("data files are not compared", "changed-data", preparation, "compare_data", _no_comparison),
     "out-of-step": ("the longer of two files is truncated", "aligned", pairs, "zip_longest", zip),
     "split-everywhere": ("U+2028 ends a line", "aligned", pairs, "iter_lines", _split_everywhere),
     "uncounted": ("overlong rows are skipped without a report", "counts", data, "overlong", _none_too_long),

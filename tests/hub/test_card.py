@@ -113,13 +113,18 @@ def test_a_card_that_is_no_text_has_no_licence(tmp_path: Path) -> None:
     assert licence_of(tmp_path) is None
 
 
-def test_a_card_outside_the_folder_is_not_copied(make_model: Make, tmp_path: Path) -> None:
+def test_a_card_outside_the_folder_is_not_copied(
+    make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "secret.md").write_text("---\nlicense: mit\n---\n# Secret\n", "utf-8")
     old = tmp_path / "old"
     save_model(old, make_model())
     (old / "README.md").symlink_to(tmp_path / "secret.md")
     assert licence_of(old) is None
     convert(old, tmp_path / "new")
+    warning = " ".join(capsys.readouterr().err.split())
+    assert warning.count("README.md: ") == 1
+    assert "the card is not used, and the licence counts as unknown" in warning
     assert "Secret" not in card_of(tmp_path / "new")
 
 

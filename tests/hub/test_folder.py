@@ -52,6 +52,37 @@ def test_a_model_without_a_family_is_restored(case: str, make_model: Make, tmp_p
     assert torch.allclose(states(model), states(loaded), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("unsloth_fixed", True), ("_model_name_or_path", "x"), ("neftune_noise_alpha", 5)],
+)
+def test_keys_that_tools_add_to_our_format_are_ignored_and_listed(
+    key: str, value: object, make_model: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path, make_model(**NATIVE["pre-norm"]))
+    edit(tmp_path, **{key: value})
+    load_model(tmp_path)
+    warning = " ".join(capsys.readouterr().err.split())
+    assert "config.json: ignored key, which" in warning and key in warning
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("norm_placment", "post", "norm_placment: unknown key; did you mean 'norm_placement'?"),
+        ("num_local_experts", 4, "num_local_experts: unknown key"),
+        ("memory_of_the_future", {"size": 4}, "memory_of_the_future: unknown key"),
+    ],
+)
+def test_keys_that_may_select_a_part_of_our_format_are_errors(
+    key: str, value: object, message: str, make_model: Make, tmp_path: Path
+) -> None:
+    save_model(tmp_path, make_model(**NATIVE["pre-norm"]))
+    edit(tmp_path, **{key: value})
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("case", NATIVE)
 def test_the_named_settings_make_a_model_fit_a_family(
     case: str, make_model: Make, tmp_path: Path

@@ -153,11 +153,14 @@ def test_a_row_has_at_least_two_choices(build):
 
 def test_equal_choices_are_reported_with_the_first_line(build):
     reported = []
-    build([*ROWS, {"question": "q", "choices": ["x", "x"], "label": 0}], report=reported.append)
+    equal = {"question": "q", "choices": ["x", "x "], "label": 0}
+    blank = {"question": "q", "choices": ["x", " "], "label": 0}
+    build([*ROWS, equal, blank], report=reported.append)
     warning = (
         "warning: rows.jsonl: 1 row with equal choices, the first in line 5; correct or remove"
     )
     assert any(line.startswith(warning) for line in reported)
+    assert any("1 row with a blank choice, the first in line 6" in line for line in reported)
 
 
 def test_columns_of_choices_are_read_as_lists(build):

@@ -218,6 +218,14 @@ SETTINGS: dict[str, tuple[dict[str, bytes], str]] = {
     "an empty vocabulary": ({"vocab.txt": b""}, "0 lines"),
     "a vocabulary in Latin-1": ({"vocab.txt": b"caf\xe9\n"}, "byte 3 is not UTF-8"),
     "a broken map": ({"special_tokens_map.json": b"[1]"}, "holds a list"),
+    "a number as a role": (
+        {"special_tokens_map.json": b'{"bos_token": 5}'},
+        "special_tokens_map.json: bos_token is 5, not the text of a token; write the token, or null",
+    ),
+    "a role without content": (
+        {"tokenizer_config.json": b'{"eos_token": {"lstrip": true}}'},
+        "tokenizer_config.json: eos_token is .*, not the text of a token",
+    ),
     "a broken config": ({"config.json": b"{"}, "not JSON"),
 }
 

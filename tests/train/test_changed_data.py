@@ -66,9 +66,11 @@ def test_a_changed_file_is_named_and_not_a_default_that_follows_from_it(
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     apply(tmp_path / "b.tsv")
+    recorded = Path("run/data.json").read_bytes()
     for options, message in zip(([], ["--data-changed"]), messages, strict=True):
         result = run_command("train", "my.yaml", "--out", "run", "--resume", "auto", *options)
         assert result.code != 0 and message in result.err and "a.tsv" not in result.err
+        assert Path("run/data.json").read_bytes() == recorded, "refused data is not recorded"
         assert result.err.splitlines()[-1].startswith("error: ")
 
 
@@ -126,6 +128,8 @@ def test_changed_classes_of_images_are_named(
     shutil.copytree(trained_on_images, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     apply(tmp_path)
+    recorded = Path("run/data.json").read_bytes()
     result = run_command("resume", "run", "--data-changed")
+    assert Path("run/data.json").read_bytes() == recorded, "refused data is not recorded"
     assert (result.code, result.out) == (1, "") and message in result.err
     assert result.err.splitlines()[-1].startswith("error: ")

@@ -21,6 +21,7 @@ from trifold.recipe import load_recipe
 from trifold.train.data_files import (
     changed_files,
     check_same_data,
+    compare_data,
     data_digest,
     data_files,
     read_data_json,
@@ -106,6 +107,19 @@ def test_validation_data_copied_over_training_data_is_rejected(put, record):
         again()
     assert len(again(changed=True)) == 1
     assert again() == []
+
+
+def test_a_comparison_writes_nothing(put, record, tmp_path):
+    (train,) = put("train.tsv")
+    again = record(data__train=train, data__valid=train)
+    Path(train).write_text("another\tone\n", encoding="utf-8")
+    recorded = (tmp_path / "data.json").read_bytes()
+    recipe = recipe_of(data__train=train, data__valid=train)
+    compared = compare_data(RunFolder(tmp_path), recipe, changed=True)
+    assert len(compared.messages) == 1
+    assert (tmp_path / "data.json").read_bytes() == recorded
+    assert len(again(changed=True)) == 1
+    assert (tmp_path / "data.json").read_bytes() != recorded
 
 
 def test_swapped_sides_are_rejected(put, record):

@@ -12,7 +12,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trifold.cli.terminal import print_note
-from trifold.errors import DataError, UsageError, check_utf8
+from trifold.errors import DataError, UsageError, check_utf8, plural
 
 if TYPE_CHECKING:
     from trifold.generate import Hypothesis
@@ -117,7 +117,7 @@ def check_lengths(
     if not excess:
         return
     if remedy is None:
-        print_note(f"{len(excess):,} texts are truncated to {longest:,} tokens")
+        print_note(f"{plural(len(excess), 'text')} truncated to {longest:,} tokens")
         return
     number, length = next(iter(excess.items()))
     size = f"{length:,} tokens, and the model reads at most {longest:,}"

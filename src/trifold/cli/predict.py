@@ -36,7 +36,7 @@ from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, image_inputs, is_table, open_table
 from trifold.cli.terminal import check_not_read, open_output, print_result
 from trifold.data.files import TABLE_FORMATS, list_files
-from trifold.errors import DataError, UsageError, check_utf8
+from trifold.errors import DataError, UsageError, check_utf8, plural
 
 if TYPE_CHECKING:
     from trifold.cli.predictor import Predictor
@@ -403,7 +403,7 @@ def _split_input(place: str, line: str) -> Input:
     texts = line.split("\t")
     if len(texts) != 2:
         remedy = "pass two texts with one tab between them, or the second by --pair"
-        raise DataError(f"{place}: {len(texts) - 1} tabs; {remedy}")
+        raise DataError(f"{place}: {plural(len(texts) - 1, 'tab')}; {remedy}")
     first, second = texts
     return Input(place, first, second)
 

@@ -13,7 +13,7 @@ from trifold.data.formats import NumberedRow
 from trifold.data.lines import iter_lines
 from trifold.data.settings import DataSettings
 from trifold.data.tables import Table
-from trifold.errors import DataError
+from trifold.errors import DataError, plural
 
 # Comments have no column of tags: "# text = …", "# newdoc", "#\thttp://…", "###MEDLINE:95369245".
 # "#newdoc" before columns is a word.
@@ -130,7 +130,7 @@ def _fields(line: str) -> list[str]:
 
 
 def _columns_error(place: str, fields: list[str], width: int) -> DataError:
-    found = f"{len(fields)} columns" if all(fields) else "an empty column"
+    found = plural(len(fields), "column") if all(fields) else "an empty column"
     short = len(fields) == width
     expected = "a word and its tag are required" if short else f"the first line has {width}"
     return DataError(

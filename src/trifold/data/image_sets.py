@@ -67,7 +67,9 @@ def read_images(
     if converted := count - kinds[mode, height, width]:
         report.notes.append(f"{converted:,} converted to {mode} {height} x {width}")
     if animated := kinds[ANIMATED]:
-        report.notes.append(f"{animated:,} animated, of which the first frame is read")
+        report.notes.append(
+            f"{animated:,} with several frames (animated), of which the first is read"
+        )
     if empty := _folders_without_images(source):
         report.notes.append(f"without images: {', '.join(empty)}")
     if ignored:
@@ -94,9 +96,14 @@ def _folders_without_images(source: str | list[str]) -> list[str]:
         beside = {path.parent for path in parents}
         found = sorted(path for path in folder.rglob("*") if path.is_dir())
         for path in [path.relative_to(folder) for path in found]:
-            if path.parent in beside and path not in parents and not is_hidden(path):
+            if path.parent in beside and path not in parents and not _is_hidden_folder(path):
                 empty.append(str(path))
     return empty
+
+
+def _is_hidden_folder(path: PurePath) -> bool:
+    """Whether a folder is hidden, or holds what macOS adds to archives."""
+    return is_hidden(path) or "__MACOSX" in path.parts
 
 
 def measure_images(

@@ -178,7 +178,8 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
                 )
             upright = transpose(opened)
             kinds[upright.mode, upright.height, upright.width] += 1
-            if getattr(opened, "n_frames", 1) > 1:
+            # Photos of phones (MPO) have a preview as their second frame.
+            if getattr(opened, "n_frames", 1) > 1 and opened.format != "MPO":
                 kinds[ANIMATED] += 1
             if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
                 upright = library.fromarray(_bytes_of(np.asarray(upright), name))
@@ -189,6 +190,8 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
             f"{name}: no such file; the inputs of an image model are paths of files"
         ) from None
     except library.UnidentifiedImageError:
+        if _is_empty(image):
+            raise DataError(f"{name}: the file is empty; copy it again, or remove it") from None
         raise DataError(f"{name}: not an image; supported formats: {', '.join(FORMATS)}") from None
     except library.DecompressionBombError:
         raise DataError(
@@ -196,6 +199,13 @@ def _decode(image: Any, name: str, channels: int, kinds: Counter[Any]) -> Any:
         ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by the decoders
         raise DataError(f"{name}: damaged or truncated ({error}); copy the file again") from None
+
+
+def _is_empty(image: Any) -> bool:
+    """Whether a file, or the bytes of one, is empty."""
+    if isinstance(image, BytesIO):
+        return not image.getbuffer().nbytes
+    return Path(image).expanduser().stat().st_size == 0
 
 
 @contextmanager

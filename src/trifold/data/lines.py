@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -97,6 +98,18 @@ def iter_lines(
             yield _decode(line, name, number, position - len(raw))
         if number == 0 and not allow_empty and part == WHOLE_FILE:
             raise DataError(f"{name}: the file is empty; there is nothing to read in it")
+
+
+def check_first_lines(lines: Iterator[str], file: str) -> Iterator[str]:
+    """The lines of a file. Raises DataError if they end in carriage returns, so that the file is
+    one line.
+    """
+    first = [*islice(lines, 2)]
+    if len(first) == 1 and "\r" in re.sub('"[^"]*"', "", first[0]).rstrip("\r"):
+        remedy = r"convert it with `tr '\r' '\n'`"
+        raise DataError(f"{file}:1: the lines end in carriage returns, as of old Macs; {remedy}")
+    yield from first
+    yield from lines
 
 
 def check_readable(path: str | Path, max_line_bytes: int) -> None:

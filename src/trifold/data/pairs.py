@@ -9,7 +9,7 @@ from trifold.data.datasets import open_dataset
 from trifold.data.files import FORMATS, ROW_FORMATS, find_files, is_dataset
 from trifold.data.formats import FILE_FORMATS, list_suffixes
 from trifold.data.headers import LABELS, TEXTS
-from trifold.data.lines import check_readable, inner_suffix, iter_lines
+from trifold.data.lines import check_first_lines, check_readable, inner_suffix, iter_lines
 from trifold.data.reports import RowReport, name_of_files, skipped_files
 from trifold.data.roles import (
     Role,
@@ -156,7 +156,9 @@ def _read_aligned(files: list[str], settings: DataSettings) -> Iterator[Numbered
         raise SettingsError(
             f"data.format: {settings.format} is one file with both sides; two are given"
         )
-    left, right = (iter_lines(file, settings.max_line_bytes) for file in files)
+    left, right = (
+        check_first_lines(iter_lines(file, settings.max_line_bytes), file) for file in files
+    )
     for number, (source, target) in enumerate(zip_longest(left, right), start=1):
         if source is None:
             raise _misaligned(files, number - 1, number + _count(right))

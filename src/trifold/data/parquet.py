@@ -1,5 +1,6 @@
 """Rows of Parquet files."""
 
+from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
@@ -23,7 +24,7 @@ def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[NumberedRow
     """The rows of some row groups, numbered from 1 within the file, with the column of `field`.
     Classes that the library `datasets` has numbered have their names.
 
-    Raises DataError if pyarrow is not installed or the file is damaged.
+    Raises DataError if pyarrow is not installed, the file is damaged, or two columns have one name.
     """
     table = _open_parquet(file)
     stop = table.num_row_groups if part.stop is None else part.stop
@@ -32,6 +33,12 @@ def iter_parquet(file: str, field: str, part: FileRange) -> Iterator[NumberedRow
     columns = [
         name for name in table.schema_arrow.names if name in (field, field.partition(".")[0])
     ]
+    repeated = [name for name, count in Counter(table.schema_arrow.names).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"{file}: two columns are named {repeated[0]!r:.60}; rename one of them, and write the "
+            "file again"
+        )
     names = names_in_metadata(table.schema_arrow.metadata or {})
     try:
         # If the column is missing, all are read, so that the error can list them.

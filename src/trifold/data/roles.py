@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from trifold.data.headers import LABELS, plain_name, split_words
@@ -69,7 +70,7 @@ def choose_columns(
     chosen = {role: role for role in missing} | chosen
     for role, key in chosen.items():
         if is_table and key not in keys:
-            raise _missing_column(row, key, place, _setting(role))
+            raise _missing_column(row, key, place, role, roles)
     return {role: chosen[role] for role in roles if role in chosen}
 
 
@@ -149,27 +150,28 @@ def _setting(role: str) -> str:
     return f"data.columns.{role}"
 
 
-def _missing_column(row: Mapping[str, Any], column: str, place: str, setting: str) -> DataError:
+def _missing_column(
+    row: Mapping[str, Any], column: str, place: str, role: str, roles: Roles
+) -> DataError:
     has_header = "0" not in row
     first = [*row.values()]
     if has_header:
         first = [*row]
         place = re.sub(r":\d+$", ":1", place)
-    if not has_header and (repeated := _repeated(first)) and column in first:
+    names = [plain_name(str(cell)) for cell in first]
+    repeated = next((n for n, name in enumerate(names) if name and name in names[:n]), None)
+    known_names = {column, *chain.from_iterable(spec.names for spec in roles.values())}
+    if not has_header and repeated is not None and not known_names.isdisjoint(names):
         return DataError(
-            f"{place}: two columns are named {repeated!r}; rename one of them, or set "
-            "data.header=true and data.columns to numbers of columns (from 0)"
+            f"{place}: columns {names.index(names[repeated])} and {repeated} (from 0) are both "
+            f"named {first[repeated]!r:.40}, without regard to case; rename one of them, or set "
+            "data.header=true and data.columns to numbers of columns"
         )
     known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
-    remedy = f"set {setting} to names or numbers of columns (from 0)"
+    remedy = f"set {_setting(role)} to names or numbers of columns (from 0)"
     if len(first) == 1 and (sign := re.search("[;\t|,]", first[0])):
         remedy = f"{sign[0]!r} does not separate columns here; set data.delimiter"
     return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
-
-
-def _repeated(cells: Sequence[str]) -> str | None:
-    """The first cell that has been there before, if there is one."""
-    return next((cell for index, cell in enumerate(cells) if cell in cells[:index]), None)
 
 
 def value_at(row: Mapping[str, Any], key: str, place: str, setting: str) -> Any:

@@ -1,7 +1,6 @@
 """Rows of files: of TSV and CSV, of JSON lines, and of the formats that other modules read."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +23,10 @@ from trifold.data.headers import (
     has_known_names,
     plain_name,
 )
-from trifold.data.lines import BOM, STANDARD_INPUT, WHOLE_FILE, iter_lines
+from trifold.data.lines import BOM, STANDARD_INPUT, WHOLE_FILE, check_first_lines, iter_lines
 from trifold.data.parquet import iter_parquet
 from trifold.data.settings import DataSettings
-from trifold.errors import DataError
+from trifold.errors import DataError, plural
 
 _MARK = BOM.decode()  # in the text of a line
 
@@ -71,7 +70,7 @@ def open_table(
     if kind == "parquet":
         return Table(iter_parquet(file, "", WHOLE_FILE), skipped)
     if kind == "jsonl":
-        lines = iter_lines(file, settings.max_line_bytes)
+        lines = check_first_lines(iter_lines(file, settings.max_line_bytes), file)
         return Table(read_objects(lines, file), skipped)
     return _open_delimited(file, kind, settings, known, skipped)
 
@@ -80,9 +79,8 @@ def _open_delimited(
     file: str, kind: str, settings: DataSettings, known: Container[str], skipped: Counter[str]
 ) -> Table:
     """Open a TSV or CSV file."""
-    lines = iter_lines(file, settings.max_line_bytes)
+    lines = check_first_lines(iter_lines(file, settings.max_line_bytes), file)
     first_lines = list(islice(lines, COMPARED_ROWS))
-    _check_line_ends(first_lines, file)
     dialect = find_dialect(file, kind, first_lines, settings, known)
     records = _read_records(chain(first_lines, lines), file, dialect, settings, skipped)
     first_records = list(islice(records, COMPARED_ROWS))
@@ -91,6 +89,7 @@ def _open_delimited(
     if first_lines and is_delimiter_line(first_lines[0]):
         notes.append(f"line 1 skipped: {first_lines[0]!r}")
     notes += _describe_titles(first_records, header)
+    notes += _describe_repeated(header.names)
     if header.is_padded:
         notes.append("without empty columns at the end")
     below = (record for index, record in enumerate(first_records) if index not in header.skipped)
@@ -108,6 +107,14 @@ def _describe_titles(records: Sequence[tuple[int, list[str]]], header: Header) -
             yield f"line {line} skipped: {' '.join(cells).strip()!r:.60}"
 
 
+def _describe_repeated(names: Sequence[str]) -> Iterator[str]:
+    """A phrase for each column with the name of an earlier one."""
+    for column, name in enumerate(names):
+        first = names.index(name)
+        if name and first < column:
+            yield f"columns {first} and {column} (from 0) are both named {name!r:.40}"
+
+
 def iter_file(
     file: str, kind: str, settings: DataSettings, known: Container[str] = ()
 ) -> Iterator[NumberedRow]:
@@ -121,13 +128,6 @@ def read_dialect(
     """How a file of kind `csv` or `tsv` is written; see `open_table`."""
     lines = list(islice(iter_lines(file, settings.max_line_bytes), COMPARED_ROWS))
     return find_dialect(file, kind, lines, settings, known)
-
-
-def _check_line_ends(lines: Sequence[str], file: str) -> None:
-    """Raises DataError for a table whose lines end in carriage returns, so that it is one line."""
-    if len(lines) == 1 and "\r" in re.sub('"[^"]*"', "", lines[0]).rstrip("\r"):
-        remedy = r"convert it with `tr '\r' '\n'`"
-        raise DataError(f"{file}:1: the lines end in carriage returns, as of old Macs; {remedy}")
 
 
 def _read_records(
@@ -189,7 +189,7 @@ def _name_cells(
             raise _second_header(place, cells, is_first=not names)
         if len(cells) != width:
             raise DataError(
-                f"{place}: {len(cells)} columns where the first row has {width}; "
+                f"{place}: {plural(len(cells), 'column')} where the first row has {width}; "
                 "a stray tab, comma or quote?"
             )
         yield number, place, dict(zip(keys, cells, strict=True))
@@ -257,7 +257,8 @@ def object_keys(file: str, kind: str, settings: DataSettings) -> Keys:
     """
     if kind != "jsonl" or file == STANDARD_INPUT:
         return Keys()
-    rows = read_objects(iter_lines(file, settings.max_line_bytes), file)
+    lines = check_first_lines(iter_lines(file, settings.max_line_bytes), file)
+    rows = read_objects(lines, file)
     return Keys.of(row for _, _, row in rows if row is not None)
 
 

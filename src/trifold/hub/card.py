@@ -5,9 +5,11 @@ A card is a function of its values: it holds no date and no path of this machine
 run writes the same bytes as an uninterrupted one.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from trifold.hub.files import replacing
 from trifold.hub.names import CARD, CONFIG, hub_id
 from trifold.installation import DISTRIBUTION
 from trifold.jsonfiles import read_json
+from trifold.settings import warn
 
 MAX_CARD = 2**20  # bytes of a card that is read
 MAX_METADATA = 2**14  # characters of its metadata
@@ -290,11 +293,20 @@ def describe_model(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_card(folder: AnyPath) -> str | None:
-    """The text of the card in a folder; None if it has none, or one that cannot be read."""
+    """The text of the card in a folder; None if it has none, or one that cannot be read, of which
+    it warns.
+    """
     try:
         return read_text(named(folder) / CARD, MAX_CARD)
-    except CheckpointError:
+    except CheckpointError as error:
+        if os.path.lexists(str(named(folder) / CARD)):
+            _warn_once(f"{error}; the card is not used, and the licence counts as unknown")
         return None
+
+
+@lru_cache(maxsize=256)
+def _warn_once(line: str) -> None:
+    warn(line)
 
 
 def describe_base(name: str, folder: AnyPath) -> Base:

@@ -144,15 +144,26 @@ def number_labels(context: BuildContext, *sources: Rows) -> None:
 
 
 def _report_equal_choices(context: BuildContext, sources: Sequence[Rows]) -> None:
-    """Report how many rows have two equal choices, of which only one is right."""
+    """Report how many rows have two equal choices, of which only one is right, or a blank one."""
     for rows in sources:
         choices = rows.columns["choices"]
-        equal = [row for row, texts in enumerate(choices) if len({*texts}) < len(texts)]
+        equal = [row for row, texts in enumerate(choices) if _are_equal(texts)]
+        blank = [row for row, texts in enumerate(choices) if not all(map(str.strip, texts))]
+        if blank:
+            context.report(
+                f"warning: {rows.report.name}: {plural(len(blank), 'row')} with a blank choice, "
+                f"the first in line {rows.lines[blank[0]]}; correct or remove them"
+            )
         if equal:
             context.report(
                 f"warning: {rows.report.name}: {plural(len(equal), 'row')} with equal choices, "
                 f"the first in line {rows.lines[equal[0]]}; correct or remove them"
             )
+
+
+def _are_equal(texts: Sequence[str]) -> bool:
+    """Whether two choices are equal without regard to space around them."""
+    return len({*map(str.strip, texts)}) < len(texts)
 
 
 def _first_number(context: BuildContext, sources: Sequence[Rows]) -> int:

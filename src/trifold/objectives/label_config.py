@@ -22,6 +22,7 @@ from trifold.objectives.labels import (
     order_labels,
     read_number,
     read_numbers,
+    report_contradictions,
     report_similar,
     sort_labels,
 )
@@ -61,6 +62,8 @@ def config_with_labels(
             f"{train.report.name}: the label {unknown[0]!r:.60} is not in model.label_names; add it"
         )
     context.report_labels("labels", config.labels)
+    if problem == SINGLE and train.columns.get("image") is None:
+        report_contradictions(context, train)
     return config
 
 

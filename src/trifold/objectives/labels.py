@@ -184,6 +184,24 @@ def report_similar(context: BuildContext, labels: Sequence[str]) -> None:
             )
 
 
+def report_contradictions(context: BuildContext, rows: Rows) -> None:
+    """Report how many texts occur with different labels, and the lines of the first."""
+    roles = [role for role in rows.identity if any(rows.columns[role])]
+    seen = dict[tuple[str, ...], tuple[str, int]]()
+    found = dict[tuple[str, ...], str]()
+    texts = zip(*(rows.columns[role] for role in roles), strict=True)
+    for values, label, line in zip(texts, rows.columns["label"], rows.lines, strict=True):
+        text = tuple(normalized(str(value)) for value in values)
+        first, place = seen.setdefault(text, (str(label), line))
+        if first != str(label):
+            found.setdefault(text, f"lines {place} and {line}")
+    if found:
+        context.report(
+            f"{rows.report.name}: {plural(len(found), 'text')} with different labels "
+            f"({next(iter(found.values()))})"
+        )
+
+
 def label_sets(rows: Rows, problem: str, separator: str) -> list[list[str]]:
     """The labels of each row. Raises DataError for a list where each text has one label."""
     labels = rows.columns["label"]

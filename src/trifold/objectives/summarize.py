@@ -65,6 +65,12 @@ class SummarizeSettings(TranslateSettings):
 
     def read(self, source: Any, data: Any, split: str) -> SummaryRows:
         rows = read_records(source, data, ROLES, split)
+        for line, texts in zip(rows.lines, rows.columns["target"], strict=True):
+            if len(texts) > 1 and not any(texts):
+                raise DataError(
+                    f"{rows.report.name}:{line}: all {len(texts)} references are empty; write one, "
+                    "or remove the row"
+                )
         empty = sum("" in texts and len(texts) > 1 for texts in rows.columns["target"])
         if empty:
             rows.report.notes.append(f"{plural(empty, 'row')} with an empty reference among others")

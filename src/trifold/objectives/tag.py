@@ -124,7 +124,7 @@ class TagSettings(LabelledSettings):
         """
         rows = read_records(source, settings, ROLES, split, plain="conll")
         words_of_first = rows.columns["words"][0]
-        if len(rows) == 1 and split == "train" and len(words_of_first) > LONGEST_SENTENCE:
+        if len(rows) == 1 and len(words_of_first) > LONGEST_SENTENCE:
             raise DataError(
                 f"{rows.report.name}: one sentence of {len(words_of_first):,} words; put a blank "
                 "line after each sentence"
@@ -133,7 +133,8 @@ class TagSettings(LabelledSettings):
             place = f"{rows.report.name}:{line}"
             if len(words) != len(tags):
                 raise DataError(
-                    f"{place}: {len(words)} words and {len(tags)} tags; give each word one tag"
+                    f"{place}: {plural(len(words), 'word')} and {plural(len(tags), 'tag')}; give "
+                    "each word one tag"
                 )
             if self.best_by == "f1":
                 _check_scheme(tags, place)

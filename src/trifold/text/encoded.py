@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
 
-from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.errors import CheckpointError, DataError, UsageError, plural
 from trifold.jsonfiles import lone_surrogate
 from trifold.ragged import Ragged
 
@@ -121,7 +121,7 @@ def report(rows: Iterable[Encoded]) -> str:
     if not cut:
         return ""
     return (
-        f"{len(cut):,} texts were cut to fit, {sum(cut):,} tokens in all (at most "
+        f"{plural(len(cut), 'text')} cut to fit, {plural(sum(cut), 'token')} in all (at most "
         f"{max(cut):,} in one)"
     )
 

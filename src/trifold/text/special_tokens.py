@@ -89,6 +89,8 @@ def complete_names(library: Library, names: Mapping[str, str]) -> dict[str, str]
 def merge_files(folder: UntrustedPath) -> dict[str, Any]:
     """The three settings files of a folder, merged as in `transformers`. Raises CheckpointError."""
     settings, special, added = (read_optional(folder / name) for name in SETTINGS)
+    _check_roles(settings, folder / SETTINGS[0])
+    _check_roles(special, folder / SETTINGS[1])
     _check_added_ids(added, folder / SETTINGS[2])
     for key, kind in _TYPES.items():
         value = settings.get(key)
@@ -105,6 +107,17 @@ def merge_files(folder: UntrustedPath) -> dict[str, Any]:
         }
         settings["added_tokens_decoder"] = tokens
     return settings
+
+
+def _check_roles(settings: Mapping[str, Any], file: UntrustedPath) -> None:
+    """Raise CheckpointError for a role whose value is no token; null and "" are none."""
+    for role in ROLES:
+        value = settings.get(role)
+        if value not in (None, "") and content_of(value) is None:
+            raise CheckpointError(
+                f"{file}: {role} is {value!r:.40}, not the text of a token; write the token, or "
+                "null if there is none"
+            )
 
 
 def _check_added_ids(added: Mapping[str, Any], file: UntrustedPath) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.costs import count_parameters
-from trifold.errors import DataError, SettingsError
+from trifold.errors import DataError, SettingsError, plural
 from trifold.folders import AnyPath, UntrustedPath
 from trifold.hub import read_config, resolve
 from trifold.hub.folder import describe_misfit
@@ -194,7 +194,8 @@ def _size_of_rows(data: TrainingData, plan: Plan) -> str:
     used = np.concatenate(plan)
     tokens = int(data.train.lengths[used, -1].sum())
     objective = data.objective
-    return f"{len(used):,} {objective.row_name}, {tokens:,} {objective.read_name}"
+    rows = plural(len(used), objective.row_name.removesuffix("s"))
+    return f"{rows}, {plural(tokens, objective.read_name.removesuffix('s'))}"
 
 
 def _describe_padding(data: TrainingData, plan: Plan) -> str:

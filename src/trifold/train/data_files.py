@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from trifold import disk
 from trifold.data import (
@@ -139,12 +139,26 @@ def _read_digest(values: Mapping[str, Any]) -> FileDigest:
     return digest
 
 
-def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list[str]:
-    """Compare the data files of the recipe with those of data.json, and update data.json.
+class DataComparison(NamedTuple):
+    """A message for each file that differs from those of data.json, and the digests of all."""
 
-    Files in data.json or in a cache, with the same size and time, are not read. Returns a message
-    for each file that differs if `changed` allows it; otherwise raises DataError listing them.
-    Data that the run did not record is accepted.
+    messages: list[str]
+    files: Files
+
+
+def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list[str]:
+    """The messages of `compare_data`; updates data.json."""
+    compared = compare_data(folder, recipe, changed=changed)
+    record_data(folder, compared.files)
+    return compared.messages
+
+
+def compare_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> DataComparison:
+    """Compare the data files of the recipe with those of data.json.
+
+    Files in data.json or in a cache, with the same size and time, are not read. The messages are
+    for each file that differs if `changed` allows it; otherwise raises DataError listing them. Data
+    that the run did not record is accepted.
     """
     before = read_data_json(folder)
     known = dict[tuple[str, int, int], str]()
@@ -166,12 +180,13 @@ def check_same_data(folder: RunFolder, recipe: Recipe, *, changed: bool) -> list
             "another run with --out"
         )
         raise DataError("\n".join([*messages[:-1], f"{messages[-1]}; {remedy}"]))
-    if now != before:
-        _write_data_json(folder, now)
-    return messages
+    return DataComparison(messages, now)
 
 
-def _write_data_json(folder: RunFolder, files: Files) -> None:
+def record_data(folder: RunFolder, files: Files) -> None:
+    """Write data.json, unless it has these digests."""
+    if files == read_data_json(folder):
+        return
     content = {
         key: {name: digest._asdict() for name, digest in group.items()}
         for key, group in files.items()

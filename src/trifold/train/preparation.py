@@ -6,16 +6,18 @@ ranks; `ranks.in_turn(f, …)` calls f on rank 0 and then on the others. In a si
 plain calls.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from trifold.data import FileDigest
 from trifold.memory import available_memory
 from trifold.recipe import Recipe
 from trifold.train import checkpoint
 from trifold.train.checkpoint import NewestCheckpoint, Saver, TrainingProgress
 from trifold.train.data import TrainingData, load_data
-from trifold.train.data_files import check_same_data
+from trifold.train.data_files import compare_data, record_data
 from trifold.train.device import Machine, environment
 from trifold.train.initial_weights import new_model
 from trifold.train.memory import check_fits, estimate_memory
@@ -59,7 +61,7 @@ class Preparation:
     """The arguments of a session. The methods are in the order in which `prepare` calls them.
 
     resume: whether an existing run is continued. data_changed: whether its data files may have
-    changed.
+    changed. digests: of the data files, on rank 0 once they are compared.
     """
 
     recipe: Recipe
@@ -70,6 +72,7 @@ class Preparation:
     stop: StopRequest
     resume: bool
     data_changed: bool
+    digests: dict[str, Mapping[str, FileDigest]] = field(default_factory=dict)
 
     def prepare(self, resources: ExitStack) -> TrainingSession:
         """Everything up to the first step; `resources` closes what the session holds.
@@ -90,6 +93,8 @@ class Preparation:
             saver = Saver(self.folder.checkpoints, self.recipe.train, self.ranks)
             resources.callback(saver.close)
             progress = self._restore(data, trainer)
+            # Only now is it certain that the run continues with this data.
+            self.ranks.first(record_data, self.folder, self.digests)
             trainer.broadcast_weights()
         return TrainingSession(
             recipe=self.recipe,
@@ -136,7 +141,9 @@ class Preparation:
 
     def _compare_data_files(self) -> list[str]:
         """Rank 0: a message for each data file that has changed. Raises DataError if none may."""
-        return check_same_data(self.folder, self.recipe, changed=self.data_changed)
+        compared = compare_data(self.folder, self.recipe, changed=self.data_changed)
+        self.digests.update(compared.files)
+        return compared.messages
 
     def _load_data(self) -> TrainingData:
         """Read the data, and train or load the tokenizer. Raises SettingsError if the run does not
@@ -157,8 +164,8 @@ class Preparation:
         rows.
         """
         if continues:
-            check_same_rows(self.folder, data.fingerprint, changed=self.data_changed)
-        return run_identity(self.recipe, self.folder, data.fingerprint, data.config)
+            check_same_rows(self.folder, data.fingerprint, self.digests, changed=self.data_changed)
+        return run_identity(self.recipe, self.folder, data.fingerprint, data.config, self.digests)
 
     def _restore(self, data: TrainingData, trainer: Trainer) -> TrainingProgress:
         """Load the newest intact checkpoint on all ranks. Returns the position of the run, which is

@@ -21,6 +21,7 @@ from trifold.nn import ModelConfig
 from trifold.nn.config import REGRESSION
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
 from trifold.train.data_files import (
+    Files,
     check_same_data,
     data_digest,
     data_sources,
@@ -56,14 +57,16 @@ FREE_WITHOUT_AVERAGING: tuple[str, ...] = ("train.save_every", "train.keep_last"
 
 
 def run_identity(
-    recipe: Recipe, folder: RunFolder, rows: str, config: ModelConfig
+    recipe: Recipe, folder: RunFolder, rows: str, config: ModelConfig, files: Files
 ) -> dict[str, Any]:
-    """The identity of a run, as recorded in its checkpoints. config: of its model."""
+    """The identity of a run, as recorded in its checkpoints. config: of its model. files: the
+    digests of its data.
+    """
     return {
         IDENTITY: {
             "recipe": _bound_settings(recipe.model_dump(), free_settings(recipe)),
             "tokenizer": tokenizer_digests(folder),
-            "data": data_digest(read_data_json(folder)),
+            "data": data_digest(files),
             "rows": rows,
             LABELS: labels_of(config),
         }
@@ -173,13 +176,13 @@ def _check_data_of_defaults(folder: RunFolder, recipe: Recipe, *, changed: bool)
         check_same_data(folder, recipe, changed=False)
 
 
-def check_same_rows(folder: RunFolder, rows: str, *, changed: bool) -> None:
+def check_same_rows(folder: RunFolder, rows: str, files: Files, *, changed: bool) -> None:
     """Raises DataError if the tokenizer or the rows differ from those of the run; changed: whether
-    the data may.
+    the data may. files: the digests of the data.
     """
     identity = folder.identity()
     _check_tokenizer(folder, identity)
-    same_data = identity.get("data") == data_digest(read_data_json(folder)) and not changed
+    same_data = identity.get("data") == data_digest(files) and not changed
     if same_data and rows != identity["rows"]:
         raise DataError(
             f"{folder.path}: the same data now gives {rows}, but gave {identity['rows']} when "

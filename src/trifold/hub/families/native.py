@@ -6,18 +6,23 @@ converted back.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from trifold.hub.family import HARMLESS, Family
 from trifold.hub.rows import Fields
 from trifold.hub.rules import ParameterRule
-from trifold.hub.unknown_keys import UnknownKeys
+from trifold.hub.unknown_keys import UnknownKeys, reference_keys
 from trifold.nn import ModelConfig
+from trifold.settings import similar
 
 
 class NativeFamily(Family):
     """A family whose keys are the fields of ModelConfig: it needs no classes, entries or
-    constants. Unknown keys are errors, since nobody else writes this format.
+    constants.
+
+    An unknown key may select a part that this version lacks: it is an error if it resembles a
+    field, if a family has it, or if its value is a group. Others, which tools add, are ignored.
     """
 
     def architecture(self, config: ModelConfig) -> str:
@@ -25,19 +30,34 @@ class NativeFamily(Family):
 
     def read(self, values: Mapping[str, Any]) -> ModelConfig:
         fields = ModelConfig.model_fields
-        passed = {*HARMLESS, "family"}
+        passed = {*HARMLESS, "family", *self.unknown_keys(values).ignored}
         return ModelConfig.parse(
             {k: v for k, v in values.items() if k in fields or k not in passed}
         )
 
     def unknown_keys(self, values: Mapping[str, Any], at: str = "") -> UnknownKeys:
-        return UnknownKeys()
+        fields = ModelConfig.model_fields
+        unknown = UnknownKeys()
+        for key, value in values.items():
+            if key in fields or key in (*HARMLESS, "family") or value is None:
+                continue
+            selects = key in _keys_of_families() or similar(key, fields, 0.8)
+            if not selects and not isinstance(value, dict | list):
+                unknown.add(key, value, None, at)
+        return unknown
 
     def write(self, config: ModelConfig) -> Fields:
         return config.model_dump()
 
     def fits(self, config: ModelConfig) -> bool:
         return True
+
+
+@cache
+def _keys_of_families() -> frozenset[str]:
+    """The keys of config.json that the reference reads for any family."""
+    families = reference_keys().families.values()
+    return frozenset(reference_keys().shared).union(*families)
 
 
 FAMILY = NativeFamily(
