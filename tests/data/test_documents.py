@@ -21,6 +21,8 @@ from trifold.data import (
     read_splits,
 )
 from trifold.data.documents import iter_blocks
+from trifold.data.lines import WHOLE_FILE
+from trifold.data.parquet import iter_parquet
 from trifold.errors import DataError, SettingsError
 
 PLAIN = DataSettings()
@@ -314,6 +316,16 @@ def test_parquet_field(tmp_path: Path) -> None:
         read_documents(file, DataSettings(field="body"))
     with pytest.raises(DataError, match="not a readable Parquet file"):
         read_documents(written(tmp_path, "b.parquet", "no"), PLAIN)
+
+
+def test_two_parquet_columns_of_one_name_are_an_error(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    columns = [arrow.array(["a"]), arrow.array(["b"])]
+    table = arrow.Table.from_arrays(columns, names=["text", "text"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: two columns are named 'text'; rename one"):
+        [*iter_parquet(str(tmp_path / "a.parquet"), "", WHOLE_FILE)]
 
 
 def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,14 @@ def test_folders_without_images_and_animated_images_are_reported(tmp_path):
     )
 
 
+def test_the_preview_of_a_photo_is_not_reported(tmp_path):
+    """Photos of phones are JPEG files with a second, smaller picture."""
+    folder = write_folder(tmp_path)
+    photo, preview = pillow.new("RGB", (6, 6)), pillow.new("RGB", (3, 3))
+    photo.save(folder / "0" / "photo.jpg", "MPO", save_all=True, append_images=[preview])
+    assert "frames" not in str(read_images(str(folder), SQUARE, 1).report)
+
+
 def test_hidden_images_are_no_rows(tmp_path):
     """Not those whose name begins with a dot, nor those in such a folder."""
     folder = write_folder(tmp_path / "set")

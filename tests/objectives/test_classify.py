@@ -132,7 +132,7 @@ def test_long_texts_are_truncated_and_reported(tokenizer):
     assert examples.lengths.max() == 5
     ends = examples.texts.ids[examples.texts.starts[1:] - 1]
     assert (ends == tokenizer.sep_id).all()  # what stands around a text stays
-    assert any("2 texts were cut" in line for line in lines)
+    assert any("2 texts cut to fit" in line for line in lines)
 
 
 @pytest.mark.parametrize("types", [0, 2])

@@ -81,7 +81,7 @@ def test_a_long_text_is_an_error_or_truncated(pipes):
         pipe.classify(["fox", long])
     messages: list[str] = []
     truncated = pipe.classify(["fox", long], on_overflow="truncate", on_cut=messages.append)
-    assert len(messages) == 1 and messages[0].startswith("1 texts were cut to fit")
+    assert len(messages) == 1 and messages[0].startswith("1 text cut to fit")
     assert _near(truncated[0], pipe.classify("fox"))
     with pytest.raises(UsageError, match="on_overflow: 'window' is neither error nor truncate"):
         pipe.classify("fox", on_overflow="window")
