@@ -125,14 +125,24 @@ def test_the_loss_is_a_sum_of_cross_entropies(tokenizer, smoothing):
     assert torch.allclose(plain, F.cross_entropy(logits, batch.labels, reduction="sum"))
 
 
-def test_long_texts_are_truncated_and_reported(tokenizer):
-    lines = []
-    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, 5, lines.append)
+def test_long_texts_are_truncated_and_counted(tokenizer):
+    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config, 5)
     examples = objective.examples(rows())
     assert examples.lengths.max() == 5
     ends = examples.texts.ids[examples.texts.starts[1:] - 1]
     assert (ends == tokenizer.sep_id).all()  # what stands around a text stays
-    assert any("2 texts cut to fit" in line for line in lines)
+    assert str(objective.truncation).startswith("2 texts cut to fit, ")
+
+
+def test_the_constant_answer_is_the_most_frequent_label_or_the_mean(tokenizer):
+    objective = Classify(ClassifySettings(), tokenizer, model_of(tokenizer).config)
+    labels = ["sad", "sad", "glad", "sad"]
+    examples = objective.examples(rows(["a"] * 4, labels))
+    assert objective.constant_answer(examples) == ("always answering 'sad'", "accuracy", 75.0)
+    config = model_of(tokenizer, n_labels=1, problem_type="regression").config
+    numbers = Classify(ClassifySettings(), tokenizer, config)
+    examples = numbers.examples(rows(["a"] * 4, ["1", "2", "3", "6"]))
+    assert numbers.constant_answer(examples) == ("always answering the mean", "loss", 3.5)
 
 
 @pytest.mark.parametrize("types", [0, 2])

@@ -37,10 +37,7 @@ def read(tmp_path):
 def objective(read):
     settings = TokenizerSettings(kind="word", vocab_size=60, min_frequency=1)
     tokenizer = train_tokenizer([*read().sources, *read().targets], settings)
-    lines = []
-    found = Summarize(SummarizeSettings(max_source=5), tokenizer, tokenizer, report=lines.append)
-    found.lines = lines
-    return found
+    return Summarize(SummarizeSettings(max_source=5), tokenizer, tokenizer)
 
 
 def test_sentences_are_joined_and_the_first_reference_is_the_target(read):
@@ -77,7 +74,7 @@ def test_long_sources_are_truncated_and_counted(read, objective):
     assert [row[-1] for row in examples.sources.tolist()] == [end] * 3
     whole = objective.source.encode(read().sources)
     assert [row[:-1] for row in examples.sources.tolist()] == [row[:4] for row in whole]
-    assert objective.lines == ["a.jsonl: 2 of 3 sources have more than 5 tokens: truncated"]
+    assert str(objective.truncation).startswith("2 texts cut to fit, ")
     assert (
         objective.target.decode([row[:-1] for row in examples.targets.tolist()]) == read().targets
     )
@@ -127,4 +124,6 @@ def test_it_trains_from_scratch_and_from_an_encoder_decoder(tmp_path):
     start = {"start_from": str(tmp_path / "one")}
     second = trifold.train("summarize", out=tmp_path / "two", view=view, **changes, **start)
     assert second.finished and any("0 new" in line for line in lines), lines
-    assert any("32 of 32 sources have more than 4 tokens: truncated" in line for line in lines)
+    # Of both sets of rows, once.
+    (cut,) = (line for line in lines if "cut to fit" in line)
+    assert cut.startswith("64 texts cut to fit, ")

@@ -16,7 +16,13 @@ from trifold.errors import CheckpointError, DataError, TrifoldError, UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline, load
 from trifold.predict.predict import TASKS
-from trifold.text import Tokenizer, TokenizerSettings, read_tokenizer, train_tokenizer
+from trifold.text import (
+    Tokenizer,
+    TokenizerSettings,
+    Truncation,
+    read_tokenizer,
+    train_tokenizer,
+)
 
 LINE = st.lists(st.sampled_from(folders.WORDS[:40]), min_size=1, max_size=4).map(" ".join)
 LINES = st.lists(LINE, min_size=1, max_size=5)
@@ -79,9 +85,9 @@ def test_a_long_text_is_an_error_or_truncated(pipes):
         DataError, match=r"text 2 of 2: .* reads at most 48; shorten the text, or truncate it"
     ):
         pipe.classify(["fox", long])
-    messages: list[str] = []
+    messages: list[Truncation] = []
     truncated = pipe.classify(["fox", long], on_overflow="truncate", on_cut=messages.append)
-    assert len(messages) == 1 and messages[0].startswith("1 text cut to fit")
+    assert len(messages) == 1 and str(messages[0]).startswith("1 text cut to fit")
     assert _near(truncated[0], pipe.classify("fox"))
     with pytest.raises(UsageError, match="on_overflow: 'window' is neither error nor truncate"):
         pipe.classify("fox", on_overflow="window")

@@ -248,3 +248,44 @@ def test_tensorboard_has_the_values_of_metrics_jsonl(run):
         assert [event.value for event in shown] == pytest.approx(
             [value for _, value in logged], rel=1e-6
         )
+
+
+def test_a_message_after_the_end_is_below_the_progress_bar():
+    view, stream = live()
+    view.begin(100)
+    view.step(snapshot(20))
+    view.end()
+    view.say("stopped at step 20; continue with `trifold resume r`")
+    text = stream.getvalue()
+    assert text.rindex("/100") < text.rindex("\r") < text.index("stopped at step 20")
+
+
+def test_the_bar_shows_the_time_left_in_80_columns_and_leaves_room_for_control_c():
+    stream = io.StringIO()
+    view = LiveView(Console(file=stream, force_terminal=True, width=80, color_system=None))
+    view.begin(1_000)
+    view.step(snapshot(20, 1_000))
+    view.validated(RESULT)  # after which the time left is shown again
+    view.end()
+    bar = stream.getvalue().rpartition("20/1000")[2].partition("\n")[0]
+    assert "1:05 left" in bar
+    assert len(f"step 20/1000{bar}".split("\x1b")[0].rstrip()) <= 77
+
+
+def test_samples_of_the_live_view_are_wrapped_with_an_indent():
+    stream = io.StringIO()
+    view = LiveView(Console(file=stream, force_terminal=True, width=80, color_system=None))
+    view.validated(RESULT._replace(samples=[("word " * 30, None, "")]))
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith("    ") for line in lines[1:])
+
+
+def test_plain_view_writes_a_line_a_minute_after_the_first_minute():
+    now, stream = [0.0], io.StringIO()
+    view = PlainView(stream, every=10.0, clock=lambda: now[0])
+    for second in range(301):
+        now[0] = float(second)
+        view.step(snapshot(second + 1, 10_000))
+    steps = [int(line.split()[1].partition("/")[0]) for line in stream.getvalue().splitlines()]
+    assert steps == [1, 11, 21, 31, 41, 51, 61, 121, 181, 241, 301]

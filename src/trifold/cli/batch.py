@@ -12,7 +12,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trifold.cli.terminal import print_note
-from trifold.errors import DataError, UsageError, check_utf8, plural
+from trifold.errors import DataError, UsageError, check_utf8
 
 if TYPE_CHECKING:
     from trifold.generate import Hypothesis
@@ -108,19 +108,16 @@ def check_lengths(
     longest: int,
     remedy: str | None,
     parse_special: bool | None = None,
-) -> None:
-    """Raises DataError for a text with more than `longest` tokens; without a `remedy`, prints how
-    many there are.
+) -> list[int]:
+    """The number of tokens beyond `longest` of each text. Raises DataError for a text with such
+    tokens, unless `remedy` is None.
     """
     rows = pipeline.read(texts, parse_special=parse_special)
-    excess = {n: len(ids) for n, ids in enumerate(rows) if len(ids) > longest}
-    if not excess:
-        return
-    if remedy is None:
-        print_note(f"{plural(len(excess), 'text')} truncated to {longest:,} tokens")
-        return
-    number, length = next(iter(excess.items()))
-    size = f"{length:,} tokens, and the model reads at most {longest:,}"
+    excess = [max(0, len(ids) - longest) for ids in rows]
+    number = next((number for number, tokens in enumerate(excess) if tokens), None)
+    if number is None or remedy is None:
+        return excess
+    size = f"{len(rows[number]):,} tokens, and the model reads at most {longest:,}"
     raise DataError(f"{places[number]}: {size}; {remedy}")
 
 

@@ -204,7 +204,7 @@ def _measure(request: EvalRequest) -> Measurement:
         outputs, _ = evaluation.translate(request, pairs)
         return Measurement(settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs")
     pipeline, task, rows, _ = evaluation.open_validation(request)
-    examples = task.examples(rows)
+    examples = evaluation.encode_rows(request, task, rows)
     model = pipeline.model
     indices = (np.array([row]) for row in range(len(examples.lengths)))
     with torch.no_grad():

@@ -7,6 +7,7 @@ text-to-text task.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -263,6 +264,8 @@ def _default_split(recipe: Recipe) -> str:
 
 
 def _score_translations(request: EvalRequest) -> EvalReport:
+    from trifold.train.advice import MeasuredScores, advise_scores
+
     if "out" in request.options:
         files = chain.from_iterable(names.split(",") for names in request.data)
         check_not_read(request.options["out"], *files)
@@ -282,7 +285,10 @@ def _score_translations(request: EvalRequest) -> EvalReport:
         },
     }
     note = f"{plural(len(outputs), 'sentence')} in {seconds:.1f} s"
-    return EvalReport(seconds, values, [str(score) for score in scores.values()], [note])
+    values_by_name = {name: score.value for name, score in scores.items()}
+    measured = MeasuredScores(values_by_name, math.nan, len(outputs), "sentences")
+    lines = [str(score) for score in scores.values()]
+    return EvalReport(seconds, values, lines, [note, *advise_scores(measured)])
 
 
 def score_settings(request: EvalRequest) -> TranslateSettings:
@@ -380,10 +386,12 @@ def _validate(request: EvalRequest) -> EvalReport:
     from trifold.cli.report import write_report
     from trifold.generate.decoding import refuse_non_finite
     from trifold.scores import score_text
+    from trifold.train.advice import MeasuredScores, advise_scores, count_rows
 
     pipeline, task, rows, context = open_validation(request)
     start = time.perf_counter()
-    evaluation = task.evaluate(pipeline.model, rows, task.examples(rows), context)
+    examples = encode_rows(request, task, rows)
+    evaluation = task.evaluate(pipeline.model, rows, examples, context)
     seconds = time.perf_counter() - start
     refuse_non_finite(tensor(evaluation.loss))
     if request.folder is not None:
@@ -397,7 +405,24 @@ def _validate(request: EvalRequest) -> EvalReport:
     }
     lines = [f"loss {evaluation.loss:.4f} {task.loss_unit}"]
     lines += [score_text(name, value) for name, value in evaluation.scores.items()]
-    return EvalReport(seconds, values, lines, [*evaluation.signatures, f"{seconds:.1f} s"])
+    measured = MeasuredScores(
+        evaluation.scores,
+        evaluation.loss,
+        count_rows(rows),
+        task.row_name,
+        task.constant_answer(examples),
+    )
+    notes = [*evaluation.signatures, f"{seconds:.1f} s", *advise_scores(measured)]
+    return EvalReport(seconds, values, lines, notes)
+
+
+def encode_rows(request: EvalRequest, task: Objective, rows: Any) -> Any:
+    """The examples of the rows; reports once how many were truncated."""
+    task.truncation.clear()  # some rows were encoded to build the task
+    examples = task.examples(rows)
+    if task.truncation:
+        request.report(f"{rows.report.name}: {task.truncation}")
+    return examples
 
 
 def open_validation(request: EvalRequest) -> tuple[Pipeline, Objective, Any, EvalContext]:

@@ -34,7 +34,7 @@ from trifold.cli.options import (
 )
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, image_inputs, is_table, open_table
-from trifold.cli.terminal import check_not_read, open_output, print_result
+from trifold.cli.terminal import check_not_read, open_output, print_note, print_result
 from trifold.data.files import TABLE_FORMATS, list_files
 from trifold.errors import DataError, UsageError, check_utf8, plural
 
@@ -171,6 +171,8 @@ def run(
     else:
         as_json = json or (out is not None and out.suffix == ".jsonl")
         predictor = _predict_lines(request, batch_size, out, as_text=as_text, as_json=as_json)
+    if predictor.truncation:
+        print_note(str(predictor.truncation))
     warn_unknown(predictor.pipeline, predictor.unknown)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from trifold.cli.batch import check_lengths, generate_outputs
 from trifold.cli.options import given
 from trifold.cli.tables import Input, is_table, open_table
-from trifold.cli.terminal import print_note
 from trifold.data import iter_lines
 from trifold.errors import DataError, UsageError
 from trifold.nn import ModelConfig
@@ -20,6 +19,7 @@ from trifold.pipeline import Pipeline
 from trifold.predict.classify import ANSWERS, Label, apply_threshold, check_threshold
 from trifold.predict.predict import TASKS, choose_task
 from trifold.recipe import Recipe
+from trifold.text import Truncation
 from trifold.text.annotation import unknown_words
 
 MAX_UNKNOWN = 10_000  # words from which no more are looked for
@@ -30,7 +30,7 @@ class Predictor:
     """A task of a model with the options of the command.
 
     corpus: the file that `search` reads. every: whether to give the probability of every class.
-    unknown: words of the inputs that the tokenizer does not know.
+    unknown: words of the inputs that the tokenizer does not know. truncation: of all inputs.
     """
 
     pipeline: Pipeline
@@ -40,6 +40,7 @@ class Predictor:
     corpus: str | None = None
     every: bool = False
     unknown: list[str] = field(default_factory=list)
+    truncation: Truncation = field(default_factory=Truncation)
 
     @property
     def config(self) -> ModelConfig:
@@ -116,7 +117,7 @@ class Predictor:
     ) -> dict[str, Any]:
         """The options of `Pipeline.predict` for a batch."""
         options: dict[str, Any] = {"places": [item.place for item in batch], "on_done": on_done}
-        options |= {"on_cut": print_note, **given(**self.options)}
+        options |= {"on_cut": self.truncation.merge, **given(**self.options)}
         if self.task == "choose" and any(item.choices for item in batch):
             options["choices"] = [item.choices for item in batch]
             options["questions"] = [item.question for item in batch]
@@ -139,7 +140,8 @@ class Predictor:
         remedy: str | None = "shorten it, or truncate it (--on-overflow truncate)"
         if self.options["on_overflow"] == "truncate":
             remedy = None
-        check_lengths(self.pipeline, texts, places, longest, remedy, parse_special)
+        excess = check_lengths(self.pipeline, texts, places, longest, remedy, parse_special)
+        self.truncation.add(excess)
         settings = given(parse_special=parse_special)
         return generate_outputs(
             self.pipeline, texts, settings, on_done=on_done, first=first, max_source=longest

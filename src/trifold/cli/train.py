@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -88,13 +90,31 @@ def train_recipe(
             outcome = train(settings, out=out, resume=resume, data_changed=data_changed)
     except (KeyboardInterrupt, SystemExit):
         if is_main_process():
-            print_note("stopped immediately; continue with the same command and --resume auto")
+            options = _options(out, seeds, folds, data_changed=data_changed)
+            command = shlex.join(["trifold", "train", str(recipe), *(changes or ()), *options])
+            if sys.stderr.isatty():
+                print(end="\r", file=sys.stderr)  # over the ^C
+            print_note(f"stopped immediately; continue with `{command}`")
         raise
     if is_main_process() and json:
         _print_outcome_as_json(outcome)
     elif is_main_process() and outcome.finished:
         _print_outcome(outcome, settings)
     raise typer.Exit(outcome.exit_code)
+
+
+def _options(
+    out: Path | None, seeds: str | None, folds: int | None, *, data_changed: bool
+) -> list[str]:
+    """The options of the command that continues; several runs are continued without one."""
+    given: dict[str, object] = {"--out": out, "--seeds": seeds, "--folds": folds}
+    if seeds is None and folds is None:
+        given["--resume"] = "auto"
+    options = ["--data-changed"] * data_changed
+    for name, choice in given.items():
+        if choice is not None:
+            options += [name, str(choice)]
+    return options
 
 
 def _ignore_user_signal() -> None:
@@ -121,6 +141,19 @@ def _print_outcome(outcome: Outcome, recipe: Recipe) -> None:
     if outcome.scores:
         scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
         print(wrapped(f"validation:   {scores} at step {outcome.best_step:,}, the best"))
+    if outcome.stopped_by in ("patience", "minutes"):
+        print(wrapped(f"stopped by:   {_describe_end(outcome, recipe)}"))
     print(f"model:        {describe_folder(outcome.folder / 'model')}")
     print(f"run folder:   {outcome.folder}")
     print(f"use it:       {recipe.task.usage(outcome.folder)}")
+    for line in outcome.advice:
+        print_note(line)
+
+
+def _describe_end(outcome: Outcome, recipe: Recipe) -> str:
+    """Which limit ended a run before its last step, and which weights are kept."""
+    limit = f"train.{outcome.stopped_by}={getattr(recipe.train, outcome.stopped_by)}"
+    place = f"{limit} at step {outcome.steps:,} of {recipe.train.steps:,}"
+    if outcome.stopped_by == "minutes":
+        return place
+    return f"{place}; model/ has the weights of step {outcome.best_step:,}"

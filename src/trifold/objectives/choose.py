@@ -23,7 +23,7 @@ from trifold.data.roles import MISSING, check_text, is_missing
 from trifold.errors import DataError, plural
 from trifold.nn import Transformer
 from trifold.objectives.batch import Batch
-from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.choose import after_question
@@ -324,6 +324,13 @@ class Choose(LabelledObjective):
             "outputs": [outputs.cpu().numpy()],
             "confidences": [confidences.cpu().numpy()],
         }
+
+    def constant_answer(self, examples: ChoiceExamples) -> ConstantAnswer:
+        counts = np.bincount(examples.labels)
+        share = 100 * float(counts.max()) / len(examples.labels)
+        return ConstantAnswer(
+            f"always choosing number {int(counts.argmax()) + 1}", "accuracy", share
+        )
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         count = run.context.samples

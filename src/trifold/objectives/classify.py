@@ -28,7 +28,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import Transformer
 from trifold.nn.config import MULTI, REGRESSION, SINGLE
 from trifold.objectives.batch import Batch, LossTerm
-from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
 from trifold.objectives.label_config import config_with_labels
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import (
@@ -364,6 +364,18 @@ class Classify(LabelledObjective):
         if isinstance(score, ClassificationScore) and self.classes == 2:
             values["f1"] = binary_f1(score.table)  # also with other labels in the data
         return {name: values[name] for name in SCORES[self.problem] if name in values}
+
+    def constant_answer(self, examples: Any) -> ConstantAnswer | None:
+        labels = examples.labels
+        if self.problem == REGRESSION:
+            return ConstantAnswer("always answering the mean", "loss", float(labels.var()))
+        if self.problem == MULTI:
+            return None
+        counts = np.bincount(labels)
+        most = int(counts.argmax())
+        name = [*self.numbers][most]
+        share = 100 * float(counts[most]) / len(labels)
+        return ConstantAnswer(f"always answering {name!r:.20}", "accuracy", share)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         count = run.context.samples

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -43,7 +43,7 @@ from trifold.objectives.objective import (
     TaskBundle,
 )
 from trifold.settings import Settings
-from trifold.text import read_tokenizer
+from trifold.text import Truncation, read_tokenizer
 from trifold.text.spans import Ids
 from trifold.text.tokenizer import TOKENIZER_FILE
 
@@ -269,6 +269,10 @@ class Distill(Objective):
         self._teacher = teacher.eval().requires_grad_(False)
         self._lock = threading.Lock()
         self._local = threading.local()
+
+    @cached_property
+    def truncation(self) -> Truncation:
+        return self.objective.truncation
 
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
         return self.objective.examples(rows, draw)

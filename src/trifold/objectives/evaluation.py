@@ -26,6 +26,16 @@ class Sample(NamedTuple):
     ours: str
 
 
+class ConstantAnswer(NamedTuple):
+    """The best answer that is the same for every row, in words, and the value that a score or the
+    loss then has.
+    """
+
+    words: str
+    score: str
+    value: float
+
+
 class Evaluation(NamedTuple):
     """Scores by name, generated samples, and a signature of each score that states how it is
     computed.

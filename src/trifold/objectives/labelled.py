@@ -24,7 +24,7 @@ from trifold.objectives.objective import (
     TaskBundle,
 )
 from trifold.ragged import Ragged
-from trifold.text import Encoded, Tokenizer, report
+from trifold.text import Encoded, Tokenizer
 from trifold.text.encoded import token_types
 from trifold.text.spans import Ids
 
@@ -115,10 +115,9 @@ class LabelledObjective(Objective):
     def encode(
         self, rows: Rows, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> list[Encoded]:
-        """The texts or pairs of the rows. Reports how many are truncated."""
+        """The texts or pairs of the rows."""
         encoded = self.tokenizer.rows(texts, pairs, max_length=self.width)
-        if truncated := report(encoded):
-            self.report(f"{rows.report.name}: {truncated}")
+        self.truncation.add(row.dropped for row in encoded)
         return encoded
 
     def pack(self, examples: TextExamples, rows: Ids, width: int | None) -> Inputs:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -31,10 +32,16 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.checks import first_problem
 from trifold.nn.config import Head, Shape
 from trifold.objectives.batch import Batch, Examples, LossTerm
-from trifold.objectives.evaluation import MAX_LOSS, EvalContext, EvalRun, Evaluation
+from trifold.objectives.evaluation import (
+    MAX_LOSS,
+    ConstantAnswer,
+    EvalContext,
+    EvalRun,
+    Evaluation,
+)
 from trifold.scores.bootstrap import Resampled, sums_scorer
 from trifold.settings import Settings
-from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer
+from trifold.text import Tokenizer, TokenizerSettings, Truncation, make_tokenizer
 from trifold.text.spans import Ids
 from trifold.text.special_tokens import merge_files, names_of
 from trifold.text.tokenizer import TARGET_TOKENIZER_FILE, TOKENIZER_FILE
@@ -328,6 +335,11 @@ class Objective(ABC):
     tokenizer: Tokenizer
     save_options: Mapping[str, Any] = {}
 
+    @cached_property
+    def truncation(self) -> Truncation:
+        """The texts that `examples` has truncated, of all sets of rows; reported once."""
+        return Truncation()
+
     @property
     def loss_unit(self) -> str:
         """The unit of the logged loss."""
@@ -429,6 +441,12 @@ class Objective(ABC):
             return {**self.scores_of_sums(sums), "loss": loss, "perplexity": perplexity}
 
         return Resampled(sums_scorer(numbers, of_sums), len(batches), "batches")
+
+    def constant_answer(self, examples: Any) -> ConstantAnswer | None:
+        """What a model is compared with that ignores its input; None if the task has no such
+        answer.
+        """
+        return None
 
     def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of the model that is validated and saved, from those that are trained."""

@@ -29,7 +29,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import Cut
-from trifold.objectives.evaluation import EvalRun, Evaluation
+from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation
 from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
@@ -265,6 +265,12 @@ class SentencePairs(MaskedLM):
         correct = int((self._logits(model, batch, states).argmax(-1) == batch.pairs).sum())
         sums = super().measure(model, batch, states)
         return sums | {"pairs_correct": correct, "pairs": len(batch.pairs)}
+
+    def constant_answer(self, examples: SentencePairExamples) -> ConstantAnswer:
+        share = float(examples.negative.mean())
+        return ConstantAnswer(
+            "always answering the same", "pairs_accuracy", 100 * max(share, 1 - share)
+        )
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """Accuracies. Every validation reads the same masks and pairs; half of the pairs are

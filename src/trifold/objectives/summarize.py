@@ -5,7 +5,6 @@ batch, loss        those of translation
 scores             ROUGE-1, ROUGE-2 and ROUGE-L, each of the best of the references
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from textwrap import shorten
 from typing import Any, Literal
@@ -83,28 +82,21 @@ class SummarizeSettings(TranslateSettings):
 
     def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
         settings = self.model_copy(update={"max_source": min(self.max_source, context.width)})
-        return Summarize(settings, *parts, report=context.report, **options)
+        return Summarize(settings, *parts, **options)
 
 
 class Summarize(Translate):
-    """Summarization. report: receives the number of truncated sources."""
+    """Summarization."""
 
     row_name = "texts"
-
-    def __init__(self, *parts: Any, report: Callable[[str], None] = print, **options: Any) -> None:
-        super().__init__(*parts, **options)
-        self.report = report
 
     def examples(self, rows: Any, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides; sources end with </s> after `max_source` tokens at most."""
         whole = super().examples(rows, draw)
         limit = self.settings.max_source
         lengths = np.minimum(whole.sources.lengths, limit)
-        if draw is None and (count := int((whole.sources.lengths > limit).sum())):
-            self.report(
-                f"{rows.report.name}: {count:,} of {len(lengths):,} sources have more than "
-                f"{limit:,} tokens: truncated"
-            )
+        if draw is None:
+            self.truncation.add((whole.sources.lengths - lengths).tolist())
         sources = whole.sources.select(np.arange(len(lengths)), lengths)
         sources.ids[sources.starts[1:] - 1] = self.source.required("eos")
         return replace(whole, sources=sources)

@@ -24,7 +24,7 @@ from trifold.data.roles import MISSING, check_text, is_missing, list_in
 from trifold.errors import DataError, plural
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import Batch, pad_end
-from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import order_labels, report_similar
 from trifold.objectives.objective import BuildContext, TaskBundle
@@ -248,6 +248,11 @@ class TagWords(LabelledObjective):
         """The values (T,) of the tokens of each row."""
         packing: Any = batch.inputs.packing
         return np.split(values.cpu().numpy(), packing.starts[1:])[:-1]  # without padding
+
+    def constant_answer(self, examples: Any) -> ConstantAnswer | None:
+        if self.settings.best_by != "f1":
+            return None
+        return ConstantAnswer("finding no entity", "f1", 0.0)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """Scores of the tags of all sentences, and the first sentences with their entities."""

@@ -21,7 +21,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.parts import EmbeddingsPart, part_of
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.ragged import Ragged
-from trifold.text import Encoded, Tokenizer, report
+from trifold.text import Encoded, Tokenizer, Truncation
 from trifold.text.encoded import check_strings, token_types
 
 Overflow = Literal["error", "truncate"]
@@ -35,10 +35,10 @@ class ModelReader:
     """A model with its tokenizer, and options of how inputs are read.
 
     on_overflow: what to do with a text that has more tokens than the model has positions: "error",
-        or "truncate", which calls `on_cut` with a summary; None: an error that does not name this
-        option. places: names of the inputs in errors. on_done: called with the number of inputs of
-        each finished batch. max_tokens: a lower limit than the positions. parse_special: whether
-        special tokens in a text are parsed; None: as transformers does.
+        or "truncate", which calls `on_cut` with a `Truncation`, a line as text; None: an error that
+        does not name this option. places: names of the inputs in errors. on_done: called with the
+        number of inputs of each finished batch. max_tokens: a lower limit than the positions.
+        parse_special: whether special tokens in a text are parsed; None: as transformers does.
     """
 
     model: Transformer
@@ -49,7 +49,7 @@ class ModelReader:
     on_overflow: Overflow | None = "error"
     places: Sequence[str] | None = None
     on_done: Callable[[int], None] | None = None
-    on_cut: Callable[[str], None] | None = None
+    on_cut: Callable[[Truncation], None] | None = None
     parse_special: bool | None = None
 
     @property
@@ -108,9 +108,10 @@ class ModelReader:
         for number, row in enumerate(rows):
             self._check_length(row, self.place(number, len(rows)), pairs is not None, limit)
         if truncates and self.on_cut is not None:
-            summary = report(rows)
-            if summary:
-                self.on_cut(summary)
+            truncation = Truncation()
+            truncation.add(row.dropped for row in rows)
+            if truncation:
+                self.on_cut(truncation)
         return rows
 
     def _check_length(self, row: Encoded, place: str, is_pair: bool, limit: int) -> None:

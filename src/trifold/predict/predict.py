@@ -255,7 +255,7 @@ def _with_modules(modules: SentenceModules, options: dict[str, Any]) -> dict[str
         "normalise": modules.normalise,
         "max_tokens": modules.max_length,
         "on_overflow": "truncate",
-        "on_cut": warn,
+        "on_cut": lambda truncation: warn(str(truncation)),
     }
     if "corpus" in options:
         defaults["similarity"] = modules.similarity or "cosine"

@@ -1,5 +1,7 @@
 """A text or a pair of texts as model input: special tokens, token types, offsets, truncation."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -115,15 +117,43 @@ def share_room(first: int, second: int, room: int) -> tuple[int, int]:
     return room - half, half
 
 
-def report(rows: Iterable[Encoded]) -> str:
-    """One line about truncated texts and lost tokens; empty if there are none."""
-    cut = [row.dropped for row in rows if row.dropped]
-    if not cut:
-        return ""
-    return (
-        f"{plural(len(cut), 'text')} cut to fit, {plural(sum(cut), 'token')} in all (at most "
-        f"{max(cut):,} in one)"
-    )
+@dataclass
+class Truncation:
+    """How many texts were truncated, the tokens that they lost, and the most of one; summed over
+    batches and sets of rows. As text, a line of a report.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    most: int = 0
+
+    def add(self, dropped: Iterable[int]) -> None:
+        """Add the numbers of dropped tokens of further texts."""
+        for tokens in filter(None, dropped):
+            self.texts += 1
+            self.tokens += tokens
+            self.most = max(self.most, tokens)
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.texts = 0
+        self.tokens = 0
+        self.most = 0
+
+    def merge(self, other: Truncation) -> None:
+        """Add the counts of other texts."""
+        self.texts += other.texts
+        self.tokens += other.tokens
+        self.most = max(self.most, other.most)
+
+    def __bool__(self) -> bool:
+        return self.texts > 0
+
+    def __str__(self) -> str:
+        return (
+            f"{plural(self.texts, 'text')} cut to fit, {plural(self.tokens, 'token')} lost (at most "
+            f"{self.most:,} in one)"
+        )
 
 
 def batched(texts: Sequence[str]) -> Iterator[Sequence[str]]:

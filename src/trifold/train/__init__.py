@@ -33,6 +33,7 @@ The files of a run, and continuing it:
     data_files      whether the data files have changed
     monitor         what is shown
     metrics         what is measured and logged
+    advice          what a weak result means, and what to try
 
 Processes and threads:
 

@@ -137,8 +137,11 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
         size = max(bundle.config.vocab_size, start_config.vocab_size)
         bundle = replace(bundle, config=bundle.config.model_copy(update={"vocab_size": size}))
     _check_start(bundle.config)
+    bundle.objective.truncation.clear()  # some rows were encoded to build it
     train = bundle.objective.examples(bundle.train)
     valid = bundle.objective.examples(bundle.valid)
+    if truncation := bundle.objective.truncation:
+        view.say(str(truncation))
     data = TrainingData(recipe, bundle, train, valid, view.say)
     check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report_epoch(data, view)

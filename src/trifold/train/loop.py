@@ -27,6 +27,7 @@ from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.installation import install_command
 from trifold.recipe import Recipe, is_run, load_recipe
 from trifold.train import checkpoint
+from trifold.train.advice import advise_run, finished_run
 from trifold.train.checkpoint import BestValidation
 from trifold.train.data import RankShare, iterate_batches, take_share
 from trifold.train.device import agree_on_options, find_machine, keep_freed_memory
@@ -148,6 +149,7 @@ def _interrupted_outcome(folder: RunFolder, view: View, stop: StopRequest) -> Ou
     step = 0
     if saved := checkpoint.list_checkpoints(folder.below(folder.checkpoints)):
         step = checkpoint.step_of(saved[-1])
+    view.end()  # the command is the last line
     view.say(f"stopped at step {step:,}, while preparing; continue with {folder.continue_command}")
     return Outcome(folder.path, step, 0.0, {}, "signal", stop.exit_code)
 
@@ -176,8 +178,12 @@ def _train_session(session: TrainingSession) -> Outcome:
         if stopped_by == "signal":
             log.event(end.step, "interrupted", signal=session.stop.name)
     ranks.first(folder.record_end, end.step, end.seconds, stopped_by)
+    advice = list[str]()
     if stopped_by == "signal":
+        view.end()  # the command is the last line
         view.say(f"stopped at step {end.step:,}; continue with {folder.continue_command}")
+    elif ranks.is_first:
+        advice = advise_run(finished_run(session.data, folder, end, stopped_by))
     return Outcome(
         folder=folder.path,
         steps=end.step,
@@ -186,6 +192,7 @@ def _train_session(session: TrainingSession) -> Outcome:
         stopped_by=stopped_by,
         exit_code=session.stop.exit_code,
         best_step=end.best.step,
+        advice=advice,
     )
 
 
@@ -287,14 +294,23 @@ class Run:
         progress.seconds = self.meter.seconds()
         if progress.step % self.settings.log_every == 0:
             self._log(update)
+        elif self.meter.is_due:
+            self.view.step(self._snapshot(update))
 
     def _log(self, update: Update) -> None:
-        """Report the mean loss since the last logged step, and the other values of the last
-        update.
-        """
+        """Report an update to the view and to the metrics, and begin a new mean of losses."""
+        snapshot = self._snapshot(update)
+        self.progress.loss_sum = 0.0
+        self.progress.loss_count = 0
+        self.meter.restart()
+        self.view.step(snapshot)
+        self.log.update(snapshot, update.norm, self.progress.seconds)
+
+    def _snapshot(self, update: Update) -> Snapshot:
+        """The mean loss since the last logged step, and the other values of the last update."""
         progress = self.progress
         speed, seconds_left = self.meter.read(progress.step, self.settings.minutes)
-        snapshot = Snapshot(
+        return Snapshot(
             step=progress.step,
             total=self.settings.steps,
             epoch=progress.epoch,
@@ -304,10 +320,6 @@ class Run:
             seconds_left=seconds_left,
             token_name=self.data.objective.token_name,
         )
-        progress.loss_sum = 0.0
-        progress.loss_count = 0
-        self.view.step(snapshot)
-        self.log.update(snapshot, update.norm, progress.seconds)
 
     def _should_stop(self) -> StoppedBy | None:
         """Synchronize signals and the clock between the ranks; the reason to stop, if any."""

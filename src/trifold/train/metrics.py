@@ -13,6 +13,8 @@ from trifold.jsonfiles import json_line
 from trifold.train.monitor import Snapshot
 from trifold.train.run_folder import RunFolder
 
+MAX_SILENCE = 10.0  # seconds without a report of slow steps
+
 
 class Meter:
     """The wall time of the run, and the training speed without pauses."""
@@ -21,7 +23,7 @@ class Meter:
         self._steps = steps
         self._first_step = step
         self._before = seconds
-        self._start = self._last = time.perf_counter()
+        self._start = self._last = self._read_at = time.perf_counter()
         self._tokens = 0  # since the last `read`
         self._busy = 0.0  # seconds, since the last `read`
 
@@ -39,11 +41,20 @@ class Meter:
         """Exclude the time since the last update from the speed, after a validation or a save."""
         self._last = time.perf_counter()
 
-    def read(self, step: int, minutes: float | None) -> tuple[float, float]:
-        """Tokens per second since the last call, and the estimated seconds left."""
-        speed = self._tokens / max(self._busy, 1e-9)
+    @property
+    def is_due(self) -> bool:
+        """Whether the last call of `read` was long ago."""
+        return time.perf_counter() - self._read_at > MAX_SILENCE
+
+    def restart(self) -> None:
+        """Measure the speed from now on."""
         self._tokens = 0
         self._busy = 0.0
+
+    def read(self, step: int, minutes: float | None) -> tuple[float, float]:
+        """Tokens per second since the last `restart`, and the estimated seconds left."""
+        self._read_at = time.perf_counter()
+        speed = self._tokens / max(self._busy, 1e-9)
         seconds_per_step = (time.perf_counter() - self._start) / max(step - self._first_step, 1)
         seconds_left = seconds_per_step * (self._steps - step)
         if minutes is not None:

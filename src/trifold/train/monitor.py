@@ -3,11 +3,11 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
@@ -15,7 +15,9 @@ from trifold.errors import wrapped
 from trifold.scores import score_text
 
 WIDTH = 80  # columns of lines for files and pipes
-MIN_WIDTH = 76  # columns that the progress bar needs
+ROOM = 3  # columns after the progress bar
+MIN_WIDTH = 79  # columns that the progress bar needs
+LONG = 60.0  # seconds, after which a line a minute is enough
 SHOWN_SAMPLES = 3  # per validation; the run folder has all of them
 SHOWN_LINES = 6  # per sample
 
@@ -55,7 +57,7 @@ class Outcome(NamedTuple):
     """How a training ended. `exit_code` is 130 or 143 after a signal.
 
     scores: those of the validation at `best_step`, whose weights are in model/; best_step is 0
-    without a validation.
+    without a validation. advice: lines about a weak result.
     """
 
     folder: Path
@@ -65,6 +67,7 @@ class Outcome(NamedTuple):
     stopped_by: StoppedBy
     exit_code: int
     best_step: int = 0
+    advice: Sequence[str] = ()
 
     @property
     def finished(self) -> bool:
@@ -85,7 +88,9 @@ class View:
         """Report that training of `total` steps starts at step `done`."""
 
     def step(self, snapshot: Snapshot) -> None:
-        """Report an update; called every `train.log_every` steps."""
+        """Report an update; called every `train.log_every` steps, and in between if they are
+        slow.
+        """
 
     def validating(self, step: int) -> None:
         """Report that a validation is running; called often."""
@@ -98,8 +103,8 @@ class View:
 
 
 class PlainView(View):
-    """Lines for files and pipes: at most a step in `every` seconds; validations, announced if they
-    take longer.
+    """Lines for files and pipes: at most a step in `every` seconds, or a minute once training has
+    taken a minute; validations, announced if they take longer.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class PlainView(View):
         self._stream = stream
         self._every = every
         self._clock = clock
+        self._start = math.inf
         self._next = -math.inf
         self._validating = 0  # the step
         self._announcement = math.inf  # when to announce the validation
@@ -121,9 +127,12 @@ class PlainView(View):
 
     def step(self, snapshot: Snapshot) -> None:
         now = self._clock()
+        self._start = min(self._start, now)
         if now < self._next and snapshot.step < snapshot.total:
             return
         self._next = now + self._every
+        if now - self._start >= LONG:
+            self._next = now + max(self._every, LONG)
         for line in fold([f"step {snapshot.step}/{snapshot.total}", *_format(snapshot).values()]):
             self.say(line)
 
@@ -141,12 +150,32 @@ class PlainView(View):
             self.say(line)
 
 
+class _TrainingBar(Progress):
+    """A progress bar with room at its end for the ^C that a terminal shows, which would otherwise
+    begin a new line, below which the bar is drawn again.
+    """
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from map(_WithRoom, super().get_renderables())
+
+
+class _WithRoom:
+    """A part of the screen that leaves the last columns free."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self.content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.content, options.update(width=options.max_width - ROOM))
+
+
 class LiveView(View):
     """A progress bar at the bottom of a terminal; messages and validations scroll above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._progress: Progress | None = None
+        self._left = ""  # the text of the time left
 
     def say(self, line: str) -> None:
         self._console.print(Text(wrapped(line, self._console.width)), soft_wrap=True)
@@ -160,7 +189,7 @@ class LiveView(View):
                 for name, style in _STYLES.items()
             ),
         ]
-        self._progress = Progress(
+        self._progress = _TrainingBar(
             *columns, console=self._console, expand=True, refresh_per_second=4
         )
         blank: dict[str, Any] = dict.fromkeys(_STYLES, "")
@@ -168,7 +197,9 @@ class LiveView(View):
         self._progress.start()
 
     def step(self, snapshot: Snapshot) -> None:
-        self._update(completed=snapshot.step, **_format(snapshot))
+        texts = _format(snapshot)
+        self._left = texts["left"]
+        self._update(completed=snapshot.step, **texts)
 
     def _update(self, **values: Any) -> None:
         if self._progress is not None:
@@ -178,17 +209,21 @@ class LiveView(View):
         self._update(completed=step, left="validating …")
 
     def validated(self, result: Validated) -> None:
-        self._update(left="")
+        self._update(left=self._left)
         first, *samples = validation_lines(result)
-        style = "bold green" if result.best else "bold"
-        self._console.print(Text(first, style=style))
+        self._print(first, "bold green" if result.best else "bold")
         for line in samples:
-            self._console.print(Text(line, style="dim"))
+            self._print(line, "dim")
+
+    def _print(self, line: str, style: str) -> None:
+        text = Text(wrapped(line, self._console.width), style=style)
+        self._console.print(text, soft_wrap=True)
 
     def end(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+        self._console.file.write("\r")  # over the ^C that the terminal shows
 
 
 def choose_view() -> View:
