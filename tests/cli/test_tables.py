@@ -338,7 +338,7 @@ BAD = {
     "an empty file": ("", ["--out", "{here}/b.csv"], 1, "a.csv: the file is empty"),
     "no column of texts": ("x,y\n1,2\n", ["--out", "{here}/b.csv"], 1, "set data.columns.text to names or numbers"),
     "an unknown role": ("text\na\n", ["data.columns.txt=a", "--out", "{here}/b.csv"], 2, "data.columns.txt: this task"),
-    "a ragged row": ("text,id\na,1\nb\n", ["--out", "{here}/b.csv"], 1, "a.csv:3: 1 columns where the first row has 2"),
+    "a ragged row": ("text,id\na,1\nb\n", ["--out", "{here}/b.csv"], 1, "a.csv:3: 1 column where the first row has 2"),
     "an open quote": ('text,id\na,"1\n', ["--out", "{here}/b.csv"], 1, "a.csv:2: a quote is opened and not closed"),
     "a line end in TSV": ('text,id\na,"1\n2"\n', ["--out", "{here}/b.tsv"], 1, "a.csv:2: not possible in .tsv"),
     "a long text": ("text,id\n" + "fox " * 99 + ",1\n", ["--out", "{here}/b.csv"], 1, "a.csv:2: "),

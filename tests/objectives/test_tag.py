@@ -162,7 +162,7 @@ def test_words_beyond_the_width_and_unknown_tags_are_reported_and_count_as_wrong
 INVALID = {
     "ragged columns": ("a.txt", "Peter B-PER\nis here O\n", r"a\.txt:2: 3 columns"),
     "a tag without a scheme": ("a.txt", "fog O\n\nPeter PER\n", r"a\.txt:3: 'PER' is not a tag .*best_by=accuracy"),
-    "one tag too few": ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"a\.jsonl:1: 2 words and 1 tags"),
+    "one tag too few": ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"a\.jsonl:1: 2 words and 1 tag"),
     "an empty sentence": (
         "a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": [], "tags": []}', r"a\.jsonl:2: 'tokens' is an empty"
     ),
