@@ -151,8 +151,8 @@ class Truncation:
 
     def __str__(self) -> str:
         return (
-            f"{plural(self.texts, 'text')} cut to fit, {plural(self.tokens, 'token')} lost (at most "
-            f"{self.most:,} in one)"
+            f"{plural(self.texts, 'text')} cut to fit, {plural(self.tokens, 'token')} lost "
+            f"(at most {self.most:,} in one)"
         )
 
 
