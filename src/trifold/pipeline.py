@@ -15,6 +15,7 @@ from trifold import fast
 from trifold.costs import Workload, check_request, states_of_layers
 from trifold.data.frames import is_frame, plain_column
 from trifold.data.images import ImageSettings
+from trifold.dtypes import dtype_name
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.int8 import Int8Weight
 from trifold.generate.search import generate_tokens, stream_text
@@ -564,19 +565,21 @@ def load(
     name: str | Path,
     *,
     device: str | None = None,
-    dtype: Dtype = "float32",
+    dtype: str | torch.dtype = "float32",
     weights: Stored | None = None,
     tokenizer: str | Path | None = None,
 ) -> Pipeline:
     """Load a run folder, a model folder or a hub id on `device` (cpu, cuda, cuda:1, mps, auto: a
     GPU if there is one).
 
-    dtype: type of the computation and the weights. weights: "int8" stores matrices with one byte
-    per weight, which is faster, slightly less accurate, and can neither be trained nor saved.
-    tokenizer: the folder of the tokenizer, if it is not that of the model. Raises CheckpointError
-    if there is no model or no such tokenizer, if it is damaged or of an unknown family, and if the
-    tokenizer has more tokens than the model; UsageError for another argument or device.
+    dtype: type of the computation and the weights, also by names such as bf16. weights: "int8"
+    stores matrices with one byte per weight, which is faster, slightly less accurate, and can
+    neither be trained nor saved. tokenizer: the folder of the tokenizer, if it is not that of the
+    model. Raises CheckpointError if there is no model or no such tokenizer, if it is damaged or of
+    an unknown family, and if the tokenizer has more tokens than the model; UsageError for another
+    argument or device.
     """
+    dtype = dtype_name(str(dtype))
     for option, value, known in (
         ("dtype", dtype, get_args(Dtype)),
         ("weights", weights, (None, "int8")),

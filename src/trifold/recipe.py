@@ -8,6 +8,7 @@ nothing else.
 
 import importlib.resources
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from trifold.batches import BatchSettings
 from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
 from trifold.data.frames import name_frames
+from trifold.dtypes import dtype_name
 from trifold.errors import SettingsError, TrifoldError, UsageError, wrapped
 from trifold.folders import AnyPath, UntrustedPath, named, open_named
 from trifold.generation_config import GenerationConfig, resolve
@@ -205,6 +207,12 @@ class TrainSettings(Settings):
     check_memory: bool = Field(
         True, description="reject a run that is predicted not to fit into memory"
     )
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _name_precision(cls, value: Any) -> Any:
+        """The name of PyTorch for another name of a type, such as bf16."""
+        return dtype_name(value) if isinstance(value, str) else value
 
     @property
     def worker_count(self) -> int | None:
@@ -496,7 +504,7 @@ def load_recipe(
     if is_foreign:
         complete_recorded(values)
     else:
-        lines += complete(values, written)
+        lines += _complete(values, written)
     lines += settle(values, written)
     if os.environ.get("RANK", "0") == "0":
         for line in lines:
@@ -514,10 +522,38 @@ def load_recipe(
     return recipe
 
 
+def _complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
+    """Add the defaults of the task; of an unknown key, such as data.trian, and what is missing
+    without it, the error names the key.
+    """
+    try:
+        return complete(values, written)
+    except TrifoldError:
+        _check_keys(values)
+        raise
+
+
+def _check_keys(values: Mapping[str, Any]) -> None:
+    """Raises SettingsError if the values of a recipe have an unknown key."""
+    model = values.get("model")
+    if isinstance(model, Mapping):  # whose preset has been expanded, if its name is known
+        values = {**values, "model": {key: model[key] for key in model if key != "preset"}}
+    try:
+        Recipe.parse(values)
+    except SettingsError as error:
+        if "unknown key" in error.message:
+            raise
+
+
 def _override_pairs(overrides: Sequence[str] | Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Dotted keys and values."""
     if isinstance(overrides, Mapping):
         return overrides.items()
+    joined = " ".join(overrides)
+    are_split = any("=" not in text or text.startswith("=") for text in overrides)
+    if are_split and re.search(r"(^| )[\w.]+( = | =|= )[^ =]+( |$)", joined):
+        together = re.sub(r" ?= ?", "=", joined)
+        raise UsageError(f"{joined!r:.60}: write key=value without spaces, as in {together:.60}")
     return map(split_override, overrides)
 
 

@@ -193,13 +193,23 @@ def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings
     return keys, inner
 
 
+def _elsewhere(cls: type[Settings], key: str) -> str | None:
+    """The dotted name of a key that another group of the settings has."""
+    for group, field in cls.model_fields.items():
+        members = _settings_classes(field.annotation)
+        if len(members) == 1 and key in members[0].model_fields:
+            return f"{group}.{key}"
+    return None
+
+
 def _explain(cls: type[Settings], problem: Any) -> str:
     match problem["type"]:
         case "extra_forbidden":
             inner = _walk(cls, problem["loc"][:-1])[1] or cls
-            return (
-                f"unknown key{nearest(str(problem['loc'][-1]), list(inner.model_fields), 'keys')}"
-            )
+            key = str(problem["loc"][-1])
+            if dotted := _elsewhere(cls, key):
+                return f"unknown key; did you mean {dotted!r}?"
+            return f"unknown key{nearest(key, list(inner.model_fields), 'keys')}"
         case "missing":
             return "a value is required"
         case "model_type" | "model_attributes_type":

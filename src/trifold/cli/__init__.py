@@ -1,9 +1,9 @@
 """The command line: each command parses its arguments, makes one call and prints the result. One
 file per command.
 
-Commands share `terminal`, `options`, `batch` and `names`. `doctor` also has `checks` and `speed`;
-`predict` has `predictor`, `tables`, `parts`, `prediction_output` and `table_output`; `eval` has
-`report`; `train` has `several`; `demo` has the folder `demos`.
+Commands share `terminal`, `options`, `batch` and `names`; `hints` answers unknown words. `doctor`
+also has `checks` and `speed`; `predict` has `predictor`, `tables`, `parts`, `prediction_output` and
+`table_output`; `eval` has `report`; `train` has `several`; `demo` has the folder `demos`.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to
 standard output, everything else to standard error. Commands import what they need when they run, so
@@ -22,6 +22,7 @@ from typing import Annotated
 import typer
 
 import trifold
+from trifold.cli.hints import explain, explain_keys
 from trifold.cli.terminal import DISK_FULL, is_main_process, print_error, use_utf8
 from trifold.errors import OtherRankError, TrifoldError, UsageError
 
@@ -68,9 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except TrifoldError as error:
         if not isinstance(error, OtherRankError) or (is_main_process() and not error.reported):
-            print_error(error.message)
+            print_error(explain_keys(error.message))
         return error.exit_code
     except typer.TyperException as error:
+        if (answer := explain(error, arguments, list(COMMANDS))) is not None:
+            print_error(answer)
+            return 2
         message = error.format_message().replace("Value error, ", "").rstrip(".")
         context = getattr(error, "ctx", None)
         see = " See" if message.endswith("?") else "; see"
@@ -141,7 +145,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
         rich_markup_mode="rich" if is_rich else None,
         pretty_exceptions_enable=False,
         help=_ABOUT,
-        context_settings={"max_content_width": 80},
+        context_settings={"max_content_width": 80, "help_option_names": ["--help", "-h"]},
     )
     app.callback(invoke_without_command=True)(_without_command)
     called = next((argument for argument in arguments if not argument.startswith("-")), None)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trifold.cli.options import Codec, Json, argument, value
+from trifold.cli.options import DTYPES, Codec, Json, argument, dtype_option, value
 from trifold.cli.terminal import byte_progress, print_json, print_note
 from trifold.errors import check_utf8
 
@@ -29,8 +29,7 @@ def run(
         ),
     ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Precision of the weights.", show_default="unchanged"),
+        str | None, dtype_option(DTYPES, "Precision of the weights.", show_default="unchanged")
     ] = None,
     shard_size: Annotated[
         str, value("SIZE", "Largest weight file: 500MB, 2GiB, or bytes.")

@@ -3,12 +3,15 @@ GenerationConfig.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
+
+from trifold.dtypes import dtype_name
+from trifold.errors import join_or
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,9 +35,26 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Device = Annotated[
     str | None, value("DEVICE", "auto, cpu, cuda, cuda:1 or mps.", show_default="auto")
 ]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision of the computation.")
-]
+
+
+def dtype_option(choices: Sequence[str], help: str, *flags: str, **more: Any) -> Any:
+    """The declaration of an option with one of these types of numbers, also by names such as bf16;
+    `more` are arguments of typer.Option.
+    """
+
+    def parse(text: str) -> str:
+        name = dtype_name(text)
+        if name in choices:
+            return name
+        remedy = f"give {join_or(choices)}"
+        raise typer.BadParameter(f"{text!r:.40} is not known; {remedy}")
+
+    metavar = f"<{'|'.join(choices)}>"
+    return typer.Option(*flags, parser=parse, metavar=metavar, help=help, **more)
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+Dtype = Annotated[str, dtype_option(DTYPES, "Precision of the computation.")]
 Codec = Annotated[
     str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
 ]

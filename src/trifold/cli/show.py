@@ -7,23 +7,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from trifold.cli.options import Json, argument, value
+from trifold.cli.options import Json, argument, dtype_option, value
 from trifold.cli.terminal import print_json, print_table
+from trifold.cli.train import Changes
+from trifold.errors import UsageError
 
 if TYPE_CHECKING:
     from trifold.nn.variants import ModelConfig
     from trifold.recipe import Recipe
 
-Precision = Literal["float32", "bfloat16"]
+PRECISIONS = ("float32", "bfloat16")
 EXAMPLES = (
     "trifold show transformer-big",
     "trifold show runs/demo",
     "trifold show llama2-7b --length 2048 --precision bfloat16",
-    "trifold show demo --batch-tokens 8192",
+    "trifold show demo model.d_model=512 --batch-tokens 8192",
 )
 
 
@@ -36,14 +36,21 @@ def run(
             show_default="list the presets",
         ),
     ] = None,
+    changes: Changes = None,
     batch_tokens: Annotated[
         int | None,
         value("N", "Tokens of a training batch, on each side.", min=1, show_default="4096"),
     ] = None,
     length: Annotated[int, value("N", "Tokens of a sequence.", min=1)] = 32,
     precision: Annotated[
-        Precision | None,
-        typer.Option(help="Precision of the computation.", show_default="the recipe's, or float32"),
+        str | None,
+        dtype_option(
+            PRECISIONS,
+            "Precision of the computation.",
+            "--precision",
+            "--dtype",
+            show_default="the recipe's, or float32",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -55,7 +62,7 @@ def run(
     if what is None:
         _list_presets(json)
         return
-    subject = find_subject(what)
+    subject = find_subject(what, changes or ())
     facts = collect_facts(subject, batch_tokens or subject.batch_tokens, length, precision)
     if json:
         print_json(facts)
@@ -101,18 +108,26 @@ class Subject:
     recipe: Recipe | None = None
 
 
-def find_subject(what: str) -> Subject:
-    """A preset, a recipe (by name or file), or a model. Raises UsageError or CheckpointError if it
-    is none.
+def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
+    """A preset, a recipe (by name or file), or a model; with changes the recipe, also that of a
+    run. Raises UsageError or CheckpointError if it is none, and what `trifold train` raises.
     """
     from trifold.costs import count_parameters
     from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.nn.presets import PRESETS
-    from trifold.recipe import load_recipe, recipe_names
+    from trifold.recipe import is_run, load_recipe, recipe_names
 
     is_folder = Path(what).is_dir()
     name = what.casefold()
+    is_model = name in {*PRESETS, *PUBLISHED} and not is_folder
+    if changes and (is_model or (is_folder and not is_run(what))):
+        raise UsageError(
+            f"{what}: a model, whose settings are fixed; leave out {' '.join(changes)!r:.60}, or "
+            "name a recipe or a run"
+        )
+    if changes:
+        return _subject_of_recipe(load_recipe(what, changes, imports_parts=True))
     if name in PRESETS:
         return Subject(name, PRESETS[name])
     if name in PUBLISHED and not is_folder:
@@ -148,7 +163,7 @@ def _subject_of_recipe(recipe: Recipe) -> Subject:
 
 
 def collect_facts(
-    subject: Subject, tokens: int, length: int, precision: Precision | None
+    subject: Subject, tokens: int, length: int, precision: str | None
 ) -> dict[str, Any]:
     """All numbers of the report: parameters, FLOPs, bytes."""
     from trifold import costs
@@ -176,7 +191,7 @@ def collect_facts(
 
 
 def training_needs(
-    subject: Subject, tokens: int, length: int, precision: Precision | None
+    subject: Subject, tokens: int, length: int, precision: str | None
 ) -> dict[str, Any]:
     """Memory, precision and number of workers to train on this machine.
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from trifold.errors import plural
 from trifold.nn.norms import LayerNorm, norm_of
 from trifold.nn.parts import EmbeddingsPart, FeedForwardPart, PositionsPart, part_of, parts, reach
+from trifold.nn.registry import is_from_outside
 from trifold.nn.variants import ModelConfig
 
 
@@ -44,10 +45,16 @@ def compare(config: ModelConfig) -> tuple[Compared, ...]:
 
 
 def _of_parts(config: ModelConfig, row: str) -> Iterator[str]:
-    """The phrases of the parts in a row. Positions that are added follow those in scores."""
+    """The phrases of the parts in a row. Positions that are added follow those in scores. A part
+    from outside without phrases is named.
+    """
     for part in sorted(parts(config), key=lambda part: isinstance(part, PositionsPart)):
-        if part.row == row:
-            yield from part.differences(config)
+        if part.row != row:
+            continue
+        phrases = [*part.differences(config)]
+        if not phrases and is_from_outside(part):
+            phrases.append(part.label(config))
+        yield from phrases
 
 
 # --- shape and embeddings -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import ValidationInfo, ValidatorFunctionWrapHandler
+from pydantic import ValidationError, ValidationInfo, ValidatorFunctionWrapHandler
 
 # The names of the classes of `nn.parts.PLACES`, in the same order.
 PLACES = (
@@ -64,6 +64,11 @@ def classical(place: str) -> Any:
     return _classical[place]
 
 
+def is_from_outside(part: Any) -> bool:
+    """Whether a part is defined in another package."""
+    return not type(part).__module__.startswith("trifold.")
+
+
 # --- parts from outside, in settings --------------------------------------------------------------
 
 
@@ -88,4 +93,12 @@ def allow_registered(value: Any, check: ValidatorFunctionWrapHandler, info: Vali
     choices = [part.value for part in registered() if part.key == info.field_name]
     if isinstance(value, str) and value in choices:
         return value
-    return check(value)
+    try:
+        return check(value)
+    except ValidationError as error:
+        if not isinstance(value, str):
+            raise
+        expected = error.errors()[0]["msg"].lower()
+        raise ValueError(
+            f"{expected}, got {value!r:.60}; a part of your own is named by --part MODULE"
+        ) from None

@@ -25,7 +25,7 @@ from trifold.data.frames import data_overrides
 from trifold.errors import UsageError
 from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.installation import install_command
-from trifold.recipe import Recipe, is_run, load_recipe
+from trifold.recipe import Recipe, TrainSettings, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.advice import advise_run, finished_run
 from trifold.train.checkpoint import BestValidation
@@ -40,7 +40,7 @@ from trifold.train.preparation import Preparation, TrainingSession
 from trifold.train.ranks import Interrupted, Ranks
 from trifold.train.recovery import recover
 from trifold.train.rejected import RejectedUpdate, spike_threshold
-from trifold.train.run_folder import RunFolder, explain_resource_errors, recipe_of_run
+from trifold.train.run_folder import PRETRAINED, RunFolder, explain_resource_errors, recipe_of_run
 from trifold.train.sharding import gather_on_first
 from trifold.train.signals import StopRequest, handle_signals
 from trifold.train.stages import pretrain
@@ -160,9 +160,10 @@ def _train_session(session: TrainingSession) -> Outcome:
     ranks = session.ranks
     view = session.view
     start = session.progress
+    first_step = start.step
     duration = ""
     if session.machine.device.type == "cpu" and ranks.world == 1:
-        steps = session.recipe.train.steps - start.step
+        steps = session.recipe.train.steps - first_step
         duration = describe_duration(session.data, steps, session.machine.dtype)
     if duration:
         duration += " on the idle machine"
@@ -182,6 +183,8 @@ def _train_session(session: TrainingSession) -> Outcome:
     if stopped_by == "signal":
         view.end()  # the command is the last line
         view.say(f"stopped at step {end.step:,}; continue with {folder.continue_command}")
+    elif end.step == first_step and folder.path.name != PRETRAINED:
+        view.say(describe_finished(session.recipe.train, end.step, stopped_by, folder))
     elif ranks.is_first:
         advice = advise_run(finished_run(session.data, folder, end, stopped_by))
     return Outcome(
@@ -193,6 +196,23 @@ def _train_session(session: TrainingSession) -> Outcome:
         exit_code=session.stop.exit_code,
         best_step=end.best.step,
         advice=advice,
+    )
+
+
+def describe_finished(
+    settings: TrainSettings, step: int, stopped_by: StoppedBy, folder: RunFolder
+) -> str:
+    """A line about a run that was continued and ended before another step, with the command that
+    continues it for longer.
+    """
+    limit = getattr(settings, stopped_by)
+    longer = 2 * max(step, 1)
+    if stopped_by != "steps":
+        longer = 2 * limit
+    command = folder.continue_command.removesuffix("`")
+    return (
+        f"nothing to do: the run has ended at step {step:,}, by train.{stopped_by}={limit:g}; "
+        f"{command} train.{stopped_by}={longer:g}` continues it"
     )
 
 

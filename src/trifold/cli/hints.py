@@ -1,0 +1,558 @@
+"""What the command line answers to words that trifold does not have: commands and options of other
+programs, settings written as options, and text without quotes.
+
+Each answer names what to use instead, with a command.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+def explain(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> str | None:
+    """The message about an error of the command line; None if that of the error is good enough.
+
+    arguments: of the command line. commands: the names of all.
+    """
+    context: Any = getattr(error, "ctx", None)
+    if context is None:
+        return None
+    option: str | None = getattr(error, "option_name", None)
+    is_unknown_option = hasattr(error, "possibilities")
+    if context.parent is None:  # the command itself is unknown
+        return answer_command(option or _first_word(arguments), commands)
+    words = [*arguments][[*arguments].index(context.info_name) + 1 :]
+    parameters = context.command.params
+    known = [name for each in parameters for name in each.opts if name.startswith("-")]
+    names = [each for each in parameters if each.param_type_name == "argument"]
+    if is_unknown_option and option is not None:
+        metavars = [str(each.metavar) for each in names]
+        if any("TEXT" in metavar for metavar in metavars):
+            known.append("TEXT")
+        if "MODEL" in metavars:
+            known.append("MODEL")
+        return answer_option(option, context.info_name, words, known)
+    if "unexpected extra" in str(error):
+        found, extra, _ = context.command.make_parser(context).parse_args(args=[*words])
+        taken = [found[each.name] for each in names]
+        for word in (*taken, *extra):
+            words.remove(word)
+        takes_text = "TEXT" in str(names[-1].metavar)
+        if takes_text or _exists(" ".join([*taken[-1:], *extra])):
+            return answer_extra(context.info_name, taken, extra, words)
+    return None
+
+
+def _first_word(arguments: Sequence[str]) -> str:
+    """The word in place of a command."""
+    return next((word for word in arguments if not word.startswith("-")), "")
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+class Meaning(NamedTuple):
+    """Words for something, and the answer to them. A word may stand in one row only."""
+
+    words: str
+    answer: str
+
+
+MEANINGS = (
+    Meaning(
+        "translate translation complete completion write sample prompt summarize summarise",
+        'to translate or continue text: `trifold generate runs/demo "I love dogs."`',
+    ),
+    Meaning(
+        "chat talk repl interactive shell",
+        "there are no conversations; `trifold generate runs/demo -` answers each line that you "
+        "type",
+    ),
+    Meaning(
+        "infer inference apply use pipeline",
+        'for text that a model writes: `trifold generate runs/demo "I love dogs."`; for labels, '
+        'tags, answers and vectors: `trifold predict runs/reviews "A lovely film."`',
+    ),
+    Meaning(
+        "run",
+        'to use a model: `trifold generate runs/demo "I love dogs."`; to train one: '
+        "`trifold train demo`; to list runs: `trifold runs`",
+    ),
+    Meaning(
+        "classify classifier classification label sentiment tag ner answer qa question choose",
+        'with a trained model: `trifold predict runs/reviews "A lovely film."`; to train one: '
+        "`trifold train classify data.train=reviews.csv`; `trifold recipes` lists others",
+    ),
+    Meaning(
+        "fill-mask fillmask fill mask unmask embed embedding embeddings encode-text search "
+        "similarity prediction predictions",
+        'with the option --task: `trifold predict bert-base-uncased "Paris is the [MASK] of '
+        'France." --task fill-mask`',
+    ),
+    Meaning(
+        "models model presets preset families family architectures architecture zoo params "
+        "parameters summary describe flops memory",
+        "`trifold show` lists models, and `trifold show transformer-big` describes one",
+    ),
+    Meaning(
+        "finetune finetuning tune sft lora adapt transfer",
+        "training starts from a model with start_from: "
+        "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`",
+    ),
+    Meaning(
+        "fit learn training pretrain pretraining launch",
+        "to train: `trifold train demo`; `trifold recipes` lists what else can be trained",
+    ),
+    Meaning(
+        "continue",
+        "to continue a run: `trifold resume runs/demo`; to continue a text: "
+        '`trifold generate runs/demo "I love dogs."`',
+    ),
+    Meaning("restart restore proceed unpause", "to continue a run: `trifold resume runs/demo`"),
+    Meaning(
+        "stop kill cancel pause abort",
+        "Ctrl-C stops a training with a checkpoint, and `trifold resume runs/demo` continues it",
+    ),
+    Meaning(
+        "export import save cast quantize quantise shard merge safetensors",
+        "to write a model in another format or precision: "
+        "`trifold convert runs/demo demo-bf16 --dtype bfloat16`",
+    ),
+    Meaning(
+        "onnx gguf torchscript tflite ggml",
+        "that format is not written; `trifold convert runs/demo demo-bf16 --dtype bfloat16` writes "
+        "a Hugging Face folder, which other programs convert",
+    ),
+    Meaning(
+        "evaluate evaluation test testing score scores validate valid metrics benchmark bleu "
+        "perplexity accuracy",
+        "to score a model: `trifold eval runs/demo`",
+    ),
+    Meaning(
+        "diff versus vs significance bootstrap",
+        "to compare two models: `trifold compare runs/small runs/large`",
+    ),
+    Meaning(
+        "inspect visualize visualise visualization view plot attention draw explain page web ui "
+        "gui browse open",
+        'to look into a model: `trifold look runs/demo "I love dogs."`',
+    ),
+    Meaning(
+        "tensorboard dashboard curves losses",
+        "`trifold runs` lists scores; curves are in the tensorboard folder of a run, for "
+        "`tensorboard --logdir runs`",
+    ),
+    Meaning(
+        "serve server serving api deploy host http rest endpoint gradio app",
+        "trifold has no server for programs; `trifold generate runs/demo -` answers each line of "
+        'a pipe, and Python calls trifold.load("runs/demo").generate("I love dogs.")',
+    ),
+    Meaning(
+        "list ls ll dir history experiments logs log status checkpoints best",
+        "to list the runs: `trifold runs`; what can be trained: `trifold recipes`; datasets: "
+        "`trifold data`",
+    ),
+    Meaning(
+        "datasets dataset corpus corpora",
+        "to list the datasets: `trifold data`; to download one: `trifold data multi30k`",
+    ),
+    Meaning(
+        "download get fetch pull",
+        "a dataset: `trifold data multi30k`; a model is downloaded when it is first named, as by "
+        "`trifold show bert-base-uncased`",
+    ),
+    Meaning(
+        "init new create setup start quickstart tutorial example examples hello scaffold",
+        "nothing has to be set up: `trifold demo` trains a small model, and `trifold recipes` "
+        "lists others",
+    ),
+    Meaning(
+        "config configs configure settings options set recipe templates template",
+        "settings follow the name of a recipe: `trifold train demo train.steps=100`; "
+        "`trifold recipes` lists recipes",
+    ),
+    Meaning(
+        "tokenize tokenise tokenizer tokeniser tokens encode decode vocab vocabulary bpe",
+        "training makes the tokenizer of a recipe: `trifold train demo tokenizer.vocab_size=4000`; "
+        'Python has trifold.load("runs/demo").tokenizer',
+    ),
+    Meaning(
+        "distill distillation prune compress",
+        "a smaller model learns from a larger one by a recipe: `trifold recipes` lists them, and "
+        "docs/distillation.md explains",
+    ),
+    Meaning(
+        "sweep grid hyperparameters hparams hpo optuna scaling laws",
+        "for sizes of models: `trifold study examples/scaling.yaml`; for seeds: "
+        "`trifold train demo --seeds 5`",
+    ),
+    Meaning(
+        "check diagnose env environment info system devices device gpu gpus hardware",
+        "to describe this machine: `trifold doctor`",
+    ),
+    Meaning(
+        "help man usage docs documentation commands",
+        "`trifold --help` lists the commands, and `trifold generate --help` describes one",
+    ),
+    Meaning("version about", "`trifold --version`"),
+    Meaning(
+        "push upload publish login share",
+        "trifold uploads nothing; `hf upload NAME runs/demo/model` of huggingface_hub does",
+    ),
+    Meaning(
+        "delete remove rm clean clear reset",
+        "a run is a folder, and trifold deletes none; remove it with `rm -r runs/NAME`",
+    ),
+)
+_ANSWERS = {word: meaning.answer for meaning in MEANINGS for word in meaning.words.split()}
+
+
+def answer_command(name: str, commands: Sequence[str]) -> str | None:
+    """The message about a command that does not exist; None if it resembles the name of one."""
+    word = re.sub(r"[-_ ]", "", name.casefold().strip("-"))
+    answers = {known.replace("-", ""): answer for known, answer in _ANSWERS.items()}
+    start = f"no command {name!r:.60}"
+    if name.startswith("-"):
+        if word in commands:
+            return f"{name}: commands have no dashes; write `trifold {word}`"
+        start = f"no option {name}"
+    if word in commands:
+        return f"{start}; write `trifold {word}`"
+    if word in answers:
+        return f"{start}: {answers[word]}"
+    if _is_object(name):
+        return f"{start}: {_about_object(name)}"
+    first = re.split("[-_ ]", name.casefold())[0]
+    if first in answers:  # eval_model
+        return f"{start}: {answers[first]}"
+    if first in commands:
+        return f"{start}; write `trifold {first}`"
+    near = get_close_matches(word, [*commands, *answers], n=1, cutoff=0.75)
+    if near and near[0] in answers:
+        return f"{start}: {answers[near[0]]}"
+    if near or get_close_matches(name, commands):
+        return None
+    return f"{start}; the commands are {', '.join(commands)}"
+
+
+def _exists(name: str) -> bool:
+    """Whether there is a file or a folder of this name."""
+    from trifold.cli.names import is_path  # which is slow, and `trifold --help` imports this module
+
+    return is_path(Path.exists, name)
+
+
+def _is_object(name: str) -> bool:
+    """Whether a word is the name of a file or a folder, or a setting."""
+    return _exists(name) or "=" in name
+
+
+def _about_object(name: str) -> str:
+    """What can be done with a file, a folder or a setting that stands in place of a command."""
+    quoted = shlex.quote(name)
+    if not _exists(name):
+        return f"a setting follows the name of a recipe: `trifold train demo {quoted}`"
+    if Path(name).expanduser().is_dir():
+        return (
+            f'to use a model: `trifold generate {quoted} "I love dogs."`; to describe it: '
+            f"`trifold show {quoted}`"
+        )
+    if Path(name).suffix in (".yaml", ".yml"):
+        return f"to train a recipe: `trifold train {quoted}`"
+    return f"to train with this file: `trifold train classify data.train={quoted}`"
+
+
+# --- settings that are written as options ---------------------------------------------------------
+
+SETTINGS_COMMANDS = ("train", "resume", "show", "study")  # which take key=value
+# Option -> the key of a recipe that has its value.
+KEYS = {
+    "train.learning_rate": "lr learning-rate peak-lr rate",
+    "train.steps": "max-steps steps iterations iters num-steps max-iters n-steps",
+    "train.minutes": "max-time time-limit max-minutes",
+    "train.warmup": "warmup-steps num-warmup-steps",
+    "train.seed": "random-seed",
+    "train.device": "gpus",
+    "train.precision": "dtype mixed-precision",
+    "train.schedule": "lr-scheduler lr-scheduler-type scheduler",
+    "train.optimizer": "optim",
+    "train.accumulate": "gradient-accumulation-steps accumulation grad-accum accum",
+    "train.clip": "max-grad-norm grad-clip clip-norm gradient-clip",
+    "train.validate_every": "eval-steps eval-every validate-every val-every",
+    "train.save_every": "save-steps checkpoint-every",
+    "train.keep_last": "save-total-limit",
+    "train.log_every": "logging-steps log-interval",
+    "train.patience": "early-stopping-patience early-stopping",
+    "train.workers": "num-workers num-processes threads",
+    "data.train": "data dataset train-file train-data input train-path training-data file",
+    "data.valid": "valid-file validation-file val-data valid-data dev eval-data",
+    "data.test": "test-file test-data",
+    "data.holdout": "val-split validation-split split val-size test-size",
+    "data.columns.text": "text-column",
+    "data.columns.label": "label-column",
+    "data.source": "source-column src",
+    "data.target": "target-column tgt",
+    "tokenizer.vocab_size": "vocab vocabulary-size vocab-size",
+    "model.preset": "arch architecture preset",
+    "model.n_layers": "layers num-layers num-hidden-layers depth n-layer",
+    "model.d_model": "hidden-size dim embedding-dim width n-embd d-model",
+    "model.n_heads": "heads num-heads num-attention-heads n-head",
+    "model.d_ff": "ffn-dim intermediate-size",
+    "model.dropout": "drop",
+    "model.max_positions": "block-size context-length max-position-embeddings",
+    "batch.tokens": "max-tokens batch-tokens tokens-per-batch",
+    "batch.max_length": "max-length max-seq-length seq-len sequence-length max-len",
+    "task.label_smoothing": "smoothing",
+    "start_from": "checkpoint ckpt from-pretrained pretrained init-from base-model base weights "
+    "model-name-or-path load",
+    "name": "run-name experiment",
+}
+# Option without a value -> a setting.
+FLAGS = {
+    "train.device=cuda": "gpu cuda use-gpu use-cuda",
+    "train.device=cpu": "cpu no-cuda no-gpu",
+    "train.device=mps": "mps",
+    "train.precision=bfloat16": "fp16 bf16 half amp",
+    "train.precision=float32": "fp32",
+    "train.compile=blocks": "compile torch-compile",
+    "train.recompute=blocks": "gradient-checkpointing checkpointing",
+    "train.sharding=full": "fsdp",
+}
+_KEY_OF = {word: key for key, words in KEYS.items() for word in words.split()}
+_FLAG_OF = {word: setting for setting, words in FLAGS.items() for word in words.split()}
+# Option of training -> what to do.
+TRAINING = {
+    "epochs num-epochs num-train-epochs max-epochs n-epochs epoch": "training is measured in "
+    "steps: `{command} train.steps=2000`; it prints first how many batches an epoch has",
+    "batch-size batch bs per-device-train-batch-size train-batch-size": "a batch is measured in "
+    "tokens: `{command} batch.tokens=4096`",
+    "model": "`{command} start_from={value}` starts from a trained model, and "
+    "`{command} model.preset={value}` from random weights",
+    "config config-file recipe cfg conf": "the recipe has no option: `trifold {name} {value}`",
+    "overwrite overwrite-output-dir force yes": "a run is never overwritten: "
+    "`{command} --out runs/another` writes another, and --resume auto continues one",
+    "lora peft": "a group of settings: `{command} train.lora.rank=8`",
+    "verbose quiet wandb report-to": "training prints its progress to standard error, and writes "
+    "metrics.jsonl and tensorboard to the folder of the run",
+}
+
+# Options of other programs -> ours, with a value where it takes none there.
+OPTIONS = {
+    "--temperature": "temp t",
+    "--num-beams": "beams beam beam-size num-beam beam-width",
+    "--max-new-tokens": "max-length max-tokens length tokens max-len n-tokens",
+    "--num-return-sequences": "samples num-samples n n-best nbest",
+    "--out": "output output-file o save save-to output-dir outfile out-file output-folder",
+    "--device cuda": "gpu cuda use-gpu",
+    "--device cpu": "cpu no-cuda",
+    "--dtype float16": "fp16 half",
+    "--dtype bfloat16": "bf16 amp",
+    "--dtype": "precision torch-dtype",
+    "--weights int8": "int8 quantize load-in-8bit 8bit",
+    "--batch-size": "batch bs",
+    "--pair": "text2 second text-pair context",
+    "--choices": "choice labels candidate-labels",
+    "--top-k": "k topk",
+    "--top-p": "p topp nucleus",
+    "--split": "subset",
+    "--report": "confusion mistakes errors",
+    "--json": "format as-json",
+    "--shard-size": "max-shard-size",
+    "--precision": "dtype",
+    "--length": "seq-len max-length",
+}
+POSITIONAL = "model m model-name model-name-or-path checkpoint ckpt run recipe folder".split()
+INPUT = "input file input-file i infile".split()
+TEXT = "prompt text sentence source query q".split()
+
+
+def answer_option(
+    option: str, command: str, words: Sequence[str], known: Sequence[str]
+) -> str | None:
+    """The message about an option that a command does not have; None without a better answer than
+    the names that resemble it.
+
+    words: those that follow the name of the command. known: the options of the command.
+    """
+    name = option.lstrip("-").replace("_", "-").casefold()
+    used = _Use.find(option, words)
+    if command in SETTINGS_COMMANDS and (answer := _answer_setting(name, command, used)):
+        return f"no option {option}: {answer}"
+    ours = _our_option(name, known)
+    if ours is not None:
+        return f"no option {option}; write `trifold {command} {used.replaced(ours)}`"
+    if "MODEL" in known and name in POSITIONAL and used.value:
+        rest = " ".join(map(_quoted, [used.value, *used.others]))
+        return f"no option {option}: the model comes first: `trifold {command} {rest}`"
+    if "TEXT" in known and name in TEXT and used.value:
+        rest = " ".join([*map(shlex.quote, used.others), in_quotes(used.value)])
+        return f"no option {option}: the text comes after the model: `trifold {command} {rest}`"
+    if "TEXT" in known and name in INPUT and used.value:
+        rest = shlex.join(used.others)
+        return (
+            f"no option {option}: lines are read from a pipe: "
+            f"`trifold {command} {rest} - < {shlex.quote(used.value)}`"
+        )
+    return None
+
+
+class _Use(NamedTuple):
+    """An option on a command line. value: what follows it, "" if it is an option too or the end.
+    before, after: the other words.
+    """
+
+    value: str
+    before: list[str]
+    after: list[str]
+    has_equals: bool
+
+    @classmethod
+    def find(cls, option: str, words: Sequence[str]) -> _Use:
+        """The first use of an option."""
+        for place, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            if name != option:
+                continue
+            rest = [*words[place + 1 :]]
+            if not equals and rest and not re.match(r"-\D", rest[0]):
+                value = rest.pop(0)
+            return cls(value, [*words[:place]], rest, bool(equals))
+        return cls("", [*words], [], False)
+
+    @property
+    def others(self) -> list[str]:
+        """The words without the option."""
+        return [*self.before, *self.after]
+
+    def replaced(self, option: str) -> str:
+        """The words with another option in its place; one with a value of its own leaves the value
+        as a word.
+        """
+        value = [self.value] if self.value else []
+        if not value and not option.startswith(("--json", "--device", "--weights", "--dtype ")):
+            value = ["VALUE"]
+        return " ".join(
+            [*map(_quoted, self.before), option, *map(_quoted, value), *map(_quoted, self.after)]
+        )
+
+
+def _answer_setting(name: str, command: str, used: _Use) -> str | None:
+    """What to write for a setting that is written as an option of a command with settings."""
+    others = used.others or ["demo"]
+    base = shlex.join(others)
+    for names, text in TRAINING.items():
+        if name in names.split() and command != "study":
+            value = _quoted(used.value or "NAME")
+            return text.format(command=f"trifold {command} {base}", name=command, value=value)
+    if name in _FLAG_OF:
+        setting = _FLAG_OF[name]
+        if used.value.isdecimal() and setting.endswith("cuda"):  # --gpu 0
+            setting += f":{used.value}"
+            rest = others
+        else:
+            rest = [*used.before, *_unless_equal(used), *used.after] or others
+        return f"settings are key=value: `trifold {command} {shlex.join([*rest, setting])}`"
+    key = _key_of(name)
+    if key is None:
+        return None
+    setting = f"{key}={used.value or 'VALUE'}"
+    return f"settings are key=value: `trifold {command} {shlex.join([*others, setting])}`"
+
+
+def _unless_equal(used: _Use) -> list[str]:
+    """The word that follows an option without a value."""
+    if used.has_equals or not used.value:
+        return []
+    return [used.value]
+
+
+def _key_of(name: str) -> str | None:
+    """The dotted key of a recipe for the name of an option."""
+    if name in _KEY_OF:
+        return _KEY_OF[name]
+    key = name.replace("-", "_")
+    if "." in key:
+        return key
+    from trifold.recipe import Recipe
+
+    groups: Mapping[str, Any] = {
+        group: field.annotation for group, field in Recipe.model_fields.items()
+    }
+    for group in ("train", "model", "batch", "tokenizer", "data", "generate"):
+        if key in groups[group].model_fields:
+            return f"{group}.{key}"
+    return key if key in groups else None
+
+
+def explain_keys(message: str) -> str:
+    """A message with what other programs mean by the unknown keys in its lines."""
+    return re.sub(r"^([\w.]+): unknown key.*", _explain_key, message, flags=re.MULTILINE)
+
+
+def _explain_key(line: re.Match[str]) -> str:
+    """The line of a message about an unknown key."""
+    name = line[1].rpartition(".")[2].replace("_", "-")
+    if name in _KEY_OF:
+        return f"{line[1]}: unknown key; did you mean {_KEY_OF[name]!r}?"
+    for words, text in TRAINING.items():
+        if name in words.split()[:6] and "=" in text:
+            remedy = text.format(command="trifold train demo", name="train", value="demo")
+            return f"{line[1]}: unknown key; {remedy}"
+    return line[0]
+
+
+def _our_option(name: str, known: Sequence[str]) -> str | None:
+    """The option of this command, among the known ones, for an option of another program."""
+    for option, words in OPTIONS.items():
+        if name in words.split() and option.split()[0] in known:
+            return option
+    return None
+
+
+# --- text without quotes --------------------------------------------------------------------------
+
+
+def answer_extra(
+    command: str, taken: Sequence[str], extra: Sequence[str], options: Sequence[str]
+) -> str:
+    """The message about words after the text, or the name of a file, that a command takes.
+
+    taken: the arguments that it took, of which the last is the text or the name. extra: the words
+    after them. options: the other words.
+    """
+    settings = [word for word in extra if re.match(r"--?\w|[a-z_.]+=", word)]
+    if settings:
+        key, _, value = settings[0].partition("=")
+        option = key.rpartition(".")[2].replace("_", "-")
+        return (
+            f"{settings[0]!r:.60}: `trifold {command}` has options and no settings; write "
+            f"--{option} {_quoted(value)}, if it is one of `trifold {command} --help`"
+        )
+    *arguments, text = taken
+    whole = " ".join([text, *extra])
+    kind = "name" if _exists(whole) else "text"
+    words = " ".join([*map(_quoted, arguments), in_quotes(whole), *map(_quoted, options)])
+    return f"put the {kind} in quotes: `trifold {command} {words}`"
+
+
+def in_quotes(text: str) -> str:
+    """The text in quotes, double ones where the shell leaves what is in them as it is."""
+    if re.search(r'["$`\\!]', text):
+        return shlex.quote(text)
+    return f'"{text}"'
+
+
+def _quoted(word: str) -> str:
+    """The word, in double quotes if it needs quotes."""
+    return word if shlex.quote(word) == word else in_quotes(word)
+
+
+def words_in(command: str) -> Iterator[list[str]]:
+    """The words of each command of trifold that an answer names in backticks."""
+    for found in re.findall("`(trifold [^`]*)`", command):
+        yield shlex.split(found.partition(" < ")[0])

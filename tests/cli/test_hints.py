@@ -1,0 +1,143 @@
+"""Words that trifold does not have: each answer names a command that exists."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+
+import pytest
+import typer
+
+from trifold.cli import COMMANDS, _app, hints
+
+# What a user types -> what the answer has, whose lines are joined. Nothing is read or written.
+ANSWERS = {
+    "translate hi": "no command 'translate': to translate or continue text: `trifold generate runs/demo",
+    "models": "`trifold show` lists models",
+    "finetune x": "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`",
+    "fine-tune x": "start_from=bert-base-uncased`",
+    "export runs/demo out": "`trifold convert runs/demo demo-bf16 --dtype bfloat16`",
+    "evaluate runs/demo": "`trifold eval runs/demo`",
+    "evalute runs/demo": "`trifold eval runs/demo`",  # a typing mistake in a word of others
+    "eval_model": "write `trifold eval`",
+    "visualise": "`trifold look runs/demo",
+    "serve": "no server for programs",
+    "version": "`trifold --version`",
+    "help": "`trifold --help` lists the commands",
+    "trian demo": "Did you mean 'train'? See `trifold --help`",
+    "Train demo": "no command 'Train'; write `trifold train`",
+    "--train demo": "commands have no dashes; write `trifold train`",
+    "--model x": "no option --model: `trifold show` lists models",
+    "foo": "no command 'foo'; the commands are demo, recipes,",
+    "train.steps=3": "a setting follows the name of a recipe: `trifold train demo train.steps=3`",
+    "{here}": "to use a model: `trifold generate {here}",
+    "{here}/a.csv": "to train with this file: `trifold train classify data.train={here}/a.csv`",
+    "{here}/a.yaml": "to train a recipe: `trifold train {here}/a.yaml`",
+    # settings that are written as options
+    "train smoke --lr 1e-4": "settings are key=value: `trifold train smoke train.learning_rate=1e-4`",
+    "train smoke --lr=1e-4 x=1": "`trifold train smoke x=1 train.learning_rate=1e-4`",
+    "train --lr 3": "`trifold train demo train.learning_rate=3`",
+    "train smoke --dropout 0.3": "`trifold train smoke model.dropout=0.3`",
+    "train smoke --train.steps 9": "`trifold train smoke train.steps=9`",
+    "train smoke --epochs 3": "training is measured in steps: `trifold train smoke train.steps=2000`",
+    "train smoke --batch-size 32": "a batch is measured in tokens: `trifold train smoke batch.tokens=4096`",
+    "train --recipe smoke": "the recipe has no option: `trifold train smoke`",
+    "train smoke --model gpt2": "`trifold train smoke start_from=gpt2` starts from a trained model",
+    "train smoke --gpu": "`trifold train smoke train.device=cuda`",
+    "train smoke --gpu 1": "`trifold train smoke train.device=cuda:1`",
+    "train --bf16 smoke": "`trifold train smoke train.precision=bfloat16`",
+    "train smoke --overwrite": "a run is never overwritten: `trifold train smoke --out runs/another`",
+    "resume runs/demo --max-steps 500": "`trifold resume runs/demo train.steps=500`",
+    "show smoke --lr 3": "`trifold show smoke train.learning_rate=3`",
+    "train smoke --zzz 3": "No such option: --zzz; see `trifold train --help`",
+    "generate --model x hi": "the model comes first: `trifold generate x hi`",
+    "generate x --prompt 'hi there'": 'the text comes after the model: `trifold generate x "hi there"`',
+    "generate x --input a.txt": "lines are read from a pipe: `trifold generate x - < a.txt`",
+    "generate x hi --temp 0.5": "write `trifold generate x hi --temperature 0.5`",
+    "generate x hi --gpu": "write `trifold generate x hi --device cuda`",
+    "generate x hi -o a.txt": "write `trifold generate x hi --out a.txt`",
+    "eval x --beams 4": "write `trifold eval x --num-beams 4`",
+    "generate x hi --tempature 2": "(Possible options: --temperature)",
+    # text without quotes
+    "generate x I love dogs": 'put the text in quotes: `trifold generate x "I love dogs"`',
+    "generate x --seed 1 I love dogs": '`trifold generate x "I love dogs" --seed 1`',
+    "generate x for '$5'": "`trifold generate x 'for $5'`",
+    "look x one two --out a.html": '`trifold look x "one two" --out a.html`',
+    "runs {here}/my runs": 'put the name in quotes: `trifold runs "{here}/my runs"`',
+    "generate x hi temperature=0.5": "has options and no settings; write --temperature 0.5",
+    # types of numbers
+    "generate x hi --dtype fp8": "'fp8' is not known; give float32, bfloat16 or float16",
+    "convert x y --dtype int4": "'int4' is not known",
+    # keys
+    "train smoke data.trian=x": "data.trian: unknown key; did you mean 'train'?",
+    "train classify data.trian=x": "data.trian: unknown key; did you mean 'train'?",
+    "show classify data.trian=x": "data.trian: unknown key; did you mean 'train'?",
+    "train classify dta.train=x": "dta: unknown key; did you mean 'data'?",
+    "train smoke steps=5": "steps: unknown key; did you mean 'train.steps'?",
+    "train smoke train.d_model=5": "did you mean 'model.d_model'?",
+    "train smoke train.lr=5": "train.lr: unknown key; did you mean 'train.learning_rate'?",
+    "train smoke epochs=5": "epochs: unknown key; training is measured in steps",
+    "train smoke train.steps= 5": "write key=value without spaces, as in train.steps=5",
+    "train smoke train.steps = 5": "write key=value without spaces, as in train.steps=5",
+    # show
+    "show gpt2 model.d_model=3": "gpt2: a model, whose settings are fixed; leave out 'model.d_model=3'",
+    "show smok model.d_model=3": "unknown recipe 'smok'; did you mean 'smoke'?",
+    "show smoke model.d_modle=3": "did you mean 'd_model'?",
+}
+
+
+@pytest.mark.parametrize("typed", ANSWERS)
+def test_what_trifold_does_not_have_is_answered(trifold, tmp_path, typed):
+    (tmp_path / "my runs").mkdir()
+    for name in ("a.csv", "a.yaml"):
+        (tmp_path / name).touch()
+    words = re.findall(r"'[^']*'|\S+", typed.format(here=tmp_path))
+    done = trifold(*(word.strip("'") for word in words))
+    assert (done.code, done.out) == (2, "")
+    assert ANSWERS[typed].format(here=tmp_path) in " ".join(done.err.split())
+
+
+def commands_of(answer: str) -> list[list[str]]:
+    """The words of the commands in an answer."""
+    return list(
+        hints.words_in(answer.format(command="trifold train demo", name="train", value="demo"))
+    )
+
+
+def test_every_command_of_an_answer_parses():
+    answers = [*(meaning.answer for meaning in hints.MEANINGS), *hints.TRAINING.values()]
+    found = list(chain.from_iterable(map(commands_of, answers)))
+    assert len(found) > 40
+    for _, name, *rest in found:
+        if name.startswith("--"):
+            assert name in ("--help", "--version")
+        elif rest != ["--help"]:
+            command = typer.main.get_command(_app([name])).commands[name]
+            command.make_context(name, rest)
+
+
+def test_a_word_has_one_answer():
+    words = [word for meaning in hints.MEANINGS for word in meaning.words.split()]
+    keys = [
+        word for row in (hints.KEYS, hints.FLAGS) for each in row.values() for word in each.split()
+    ]
+    assert len({*words}) == len(words)
+    assert not {*words} & {*COMMANDS}
+    assert len({*keys}) == len(keys)
+
+
+def test_settings_of_answers_exist():
+    from trifold.recipe import load_recipe
+
+    recipe = load_recipe("smoke")
+    for key in hints.KEYS.keys() - {"model.preset", "data.columns.text", "data.columns.label"}:
+        group, _, name = key.partition(".")
+        held = getattr(recipe, group)
+        assert not name or hasattr(held, name), key
+    for setting in hints.FLAGS:
+        load_recipe("smoke", [setting])
+
+
+@pytest.mark.parametrize("name", ["-h", "--help"])
+def test_short_help(trifold, name):
+    assert "Examples" in trifold("runs", name).out
