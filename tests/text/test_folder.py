@@ -25,7 +25,7 @@ from tests.text.folders import (
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.text import Tokenizer, TokenizerSettings, make_tokenizer, read_tokenizer, report
+from trifold.text import Tokenizer, TokenizerSettings, Truncation, make_tokenizer, read_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +162,9 @@ def test_pairs_types_offsets_and_truncation(name: str, tmp_path: Path) -> None:
         assert [row.texts for row in rows] == [expected.sequence_ids(i) for i in range(len(rows))]
         whole = ours.rows(first, second)
         assert [len(a.ids) + a.dropped for a in rows] == [len(b.ids) for b in whole]
-        assert bool(report(rows)) == any(row.dropped for row in rows) == bool(limit)
+        lost = Truncation()
+        lost.add(row.dropped for row in rows)
+        assert bool(lost) == any(row.dropped for row in rows) == bool(limit)
         assert all(len(row.ids) <= (limit or 10**9) for row in rows)
 
 
