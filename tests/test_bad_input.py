@@ -163,7 +163,7 @@ SETTINGS = {
     "more seeds than anyone trains": Case({}, f"{SMOKE} --seeds {10**12}", 2, ("--seeds 1000000000000: at most 1,000 runs",)),
     "a seed of 5,000 digits": Case({}, f"{SMOKE} --seeds 1,{'9' * 5000}", 2, ("--seeds 1,999", "give a number of seeds")),
     "more folds than anyone trains": Case({}, f"{SMOKE} --folds {2**31 - 1}", 2, ("--folds 2147483647: at most 1,000",)),
-    "folds beyond 32 bits": Case({}, f"{SMOKE} --folds {2**31}", 2, ("--folds", "less than or equal to")),
+    "folds beyond 32 bits": Case({}, f"{SMOKE} --folds {2**31}", 2, ("--folds", "too large; at most 2,147,483,647")),
     "resamples without end": Case({}, f"compare a b --samples {2**53}", 2, ("--samples", "less than or equal to")),
     "a port beyond all": Case({}, "look a text --port 65536", 2, ("--port", "less than or equal to")),
     "first token that the table lacks": Case({}, f"{SMOKE} model.decoder_start_id={2**31 - 1}", 2, ("model.decoder_start_id: 2147483647 is no token",)),

@@ -1,9 +1,10 @@
 """The command line: each command parses its arguments, makes one call and prints the result. One
 file per command.
 
-Commands share `terminal`, `options`, `batch` and `names`; `hints` answers unknown words. `doctor`
-also has `checks` and `speed`; `predict` has `predictor`, `tables`, `parts`, `prediction_output` and
-`table_output`; `eval` has `report`; `train` has `several`; `demo` has the folder `demos`.
+Commands share `terminal`, `options`, `panels`, `batch` and `names`; `hints` answers unknown words.
+`doctor` also has `checks` and `speed`; `predict` has `predictor`, `tables`, `parts`,
+`prediction_output` and `table_output`; `eval` has `report`; `train` has `several`; `demo` has the
+folder `demos`.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to
 standard output, everything else to standard error. Commands import what they need when they run, so
@@ -23,6 +24,7 @@ import typer
 
 import trifold
 from trifold.cli.hints import explain, explain_keys
+from trifold.cli.panels import PanelCommand
 from trifold.cli.terminal import DISK_FULL, is_main_process, print_error, use_utf8
 from trifold.errors import OtherRankError, TrifoldError, UsageError
 
@@ -139,10 +141,9 @@ def _sigterm_as_exception() -> Iterator[None]:
 
 def _app(arguments: Sequence[str]) -> typer.Typer:
     """The commands; only the module of the one that `arguments` call is imported."""
-    is_rich = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     app = typer.Typer(
         add_completion=False,
-        rich_markup_mode="rich" if is_rich else None,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
         help=_ABOUT,
         context_settings={"max_content_width": 80, "help_option_names": ["--help", "-h"]},
@@ -154,9 +155,8 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             command = import_module(f"trifold.cli.{name}")
             examples = "\n".join(f"  {example}" for example in command.EXAMPLES)
             help = f"{inspect.getdoc(command.run)}\n\n\b\nExamples:\n{examples}"
-            if is_rich:  # brackets are literal, not markup
-                help = help.replace("[", "\\[")
-            app.command(name, short_help=description, help=help)(command.run)
+            declare = app.command(name, cls=PanelCommand, short_help=description, help=help)
+            declare(command.run)
         else:
             app.command(name, short_help=description)(lambda: None)  # not called
     return app

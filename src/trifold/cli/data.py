@@ -16,7 +16,7 @@ EXAMPLES = ("trifold data", "trifold data multi30k", "trifold data tinyshakespea
 
 def run(
     names: Annotated[
-        list[str] | None, argument("NAME", "Datasets.", show_default="list them all")
+        list[str] | None, argument("[NAME]...", "Datasets.", show_default="list them all")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -31,6 +31,7 @@ from trifold.cli.options import (
     option,
     with_options,
 )
+from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.terminal import check_not_read, open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8, plural
 from trifold.folders import named
@@ -89,6 +90,15 @@ EXAMPLES = (
 )
 
 
+PANELS = {
+    FIRST: ("split", "folder", "json"),
+    "Translations": tuple(FOR_PAIRS),
+    "Columns and documents": (*FOR_TABLES, *FOR_DOCUMENTS),
+    "Model and machine": ("tokenizer", "device", "dtype", "batch_size"),
+}
+
+
+@in_panels(PANELS)
 @with_options(FOR_TABLES | FOR_PAIRS | FOR_DOCUMENTS)
 def run(
     model: Model,

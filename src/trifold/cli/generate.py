@@ -10,6 +10,7 @@ import typer
 
 from trifold.cli import batch, options as declared
 from trifold.cli.batch import Output, load_pipeline, one_line
+from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.terminal import open_output, print_result
 from trifold.errors import UsageError
 from trifold.jsonfiles import json_line
@@ -24,8 +25,17 @@ EXAMPLES = (
     'trifold generate gpt2 "Once upon" --temperature 0.8 --top-p 0.9 --stream',
     'trifold generate facebook/bart-base "The <mask> sat on the mat."',
 )
+# Panels of the help: those of the settings, and the other options.
+PANELS = {
+    FIRST: (*declared.GENERATION_PANELS[FIRST], "stream", "json", "out"),
+    **{title: names for title, names in declared.GENERATION_PANELS.items() if title != FIRST},
+    "Texts, model and machine": (
+        *("as_text", "tokenizer", "device", "dtype", "weights", "batch_size", "draft"),
+    ),
+}
 
 
+@in_panels(PANELS)
 @declared.with_options(declared.generation_options())
 def run(
     model: declared.Model,

@@ -11,6 +11,7 @@ import typer
 
 from trifold.cli.names import CONTENT, check_no_files
 from trifold.cli.options import AsText, Codec, Device, Json, Model, argument, value
+from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.terminal import count_progress, print_json, print_note, print_table
 from trifold.errors import UsageError, check_utf8
 
@@ -29,8 +30,16 @@ EXAMPLES = (
     'trifold look runs/demo "I love dogs." --target "J\'aime les chiens." --json',
     "trifold look runs/demo --roles pairs.tsv --prune positional",
 )
+PANELS = {
+    FIRST: ("target", "out", "compare", "json"),
+    "Picture": ("kind", "layer", "head"),
+    "Roles of heads": ("roles", "align", "coreference", "conllu", "prune"),
+    "Live page": ("port", "browser"),
+    "Text, model and machine": ("as_text", "tokenizer", "device"),
+}
 
 
+@in_panels(PANELS)
 def run(
     model: Model,
     text: Annotated[

@@ -10,10 +10,24 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 
+from trifold.cli.panels import FIRST
 from trifold.dtypes import dtype_name
 from trifold.errors import join_or
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+MAX_NUMBER = 2**31 - 1  # of options without a limit of their own, as in recipes
+
+
+def check_number(number: int | None) -> int | None:
+    """The number of an option. Raises BadParameter for one that is too large.
+
+    A callback, because the help of an option shows its `max`, which says nothing here.
+    """
+    if number is not None and number > MAX_NUMBER:
+        raise typer.BadParameter(f"{number} is too large; at most {MAX_NUMBER:,} is possible")
+    return number
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
@@ -23,12 +37,10 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 def value(metavar: str, help: str, *flags: str, **more: Any) -> Any:
     """The declaration of an option with a value; `more` are arguments of typer.Option."""
-    if metavar == "N":
-        more.setdefault("max", MAX_NUMBER)
+    if metavar == "N" and "max" not in more:
+        more["callback"] = check_number
     return typer.Option(*flags, metavar=metavar, help=help, **more)
 
-
-MAX_NUMBER = 2**31 - 1  # of options without a limit of their own, as in recipes
 
 Model = Annotated[str, argument("MODEL", "A run, a model folder, or a hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -85,8 +97,8 @@ def option(kind: Any, help: str, *flags: str, **more: Any) -> Any:
     """The annotation of an option of that type that may be left out; `more` are arguments of
     typer.Option.
     """
-    if kind is int:
-        more.setdefault("max", MAX_NUMBER)
+    if kind is int and "max" not in more:
+        more["callback"] = check_number
     return Annotated[
         kind | None, typer.Option(*flags, help=help, **{"metavar": METAVARS.get(kind), **more})
     ]
@@ -114,6 +126,34 @@ def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:
         return command
 
     return decorate
+
+
+# Settings of generation, by the panel of `trifold generate --help` that has their options.
+GENERATION_PANELS: dict[str, Sequence[str]] = {
+    FIRST: (
+        *("max_new_tokens", "num_beams", "temperature", "top_k", "top_p", "seed"),
+        "num_return_sequences",
+    ),
+    "Length and end": ("min_new_tokens", "max_length", "min_length", "stop_strings"),
+    "Sampling": ("do_sample", "min_p", "typical_p", "top_k_form", "penalty_alpha"),
+    "Beams": (
+        *("length_penalty", "length_penalty_form", "early_stopping", "num_beam_groups"),
+        *("diversity_penalty", "renormalize_logits"),
+    ),
+    "Repetition": (
+        *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+    ),
+    "Constraints": (
+        *("force_words", "bad_words", "suppress_tokens", "begin_suppress_tokens"),
+        "forced_bos_token_id",
+    ),
+    "Languages and special tokens": ("source_language", "target_language", "parse_special"),
+    "Speed and memory": (
+        *("num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        *("cache", "prefill_chunk_size"),
+    ),
+}
 
 
 def generation_options() -> dict[str, Any]:

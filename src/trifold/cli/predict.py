@@ -32,6 +32,7 @@ from trifold.cli.options import (
     option,
     with_options,
 )
+from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, image_inputs, is_table, open_table
 from trifold.cli.terminal import check_not_read, open_output, print_note, print_result
@@ -101,15 +102,26 @@ OPTIONS = {
         show_default="error",
     ),
 }
+# Panels of the help.
+PANELS = {
+    FIRST: ("task", "pair", "top_k", "probabilities", "json", "out"),
+    "Classification": ("threshold", "choices"),
+    "Tags": ("merge",),
+    "Answers": ("max_answer_length", "impossible", "max_length", "stride"),
+    "Vectors and search": ("pooling", "normalise", "prompt", "prompt_name", "corpus"),
+    "How texts are read": ("tsv", "as_text", "parse_special", "on_overflow"),
+    "Model and machine": ("tokenizer", "device", "dtype", "batch_size"),
+}
 
 
+@in_panels(PANELS)
 @with_options(OPTIONS)
 def run(
     model: Model,
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TEXT|TABLE|-",
+            metavar="[TEXT|TABLE|-]...",
             help="Texts, or picture files; a file of rows (.csv, .tsv, .jsonl, .parquet, .json, "
             ".conll) or a folder of pictures, as in training, and data.columns.text=COLUMN if its "
             "header has no known name; `-` (or a pipe) reads lines from standard input.",
