@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,6 +16,12 @@ import yaml
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
+NOTICES = ROOT / "src" / "trifold" / "look" / "THIRD_PARTY_LICENSES.txt"
+# What each licence grants, as its text says it.
+GRANTS = {
+    "ISC": "Permission to use, copy, modify, and/or distribute",
+    "MIT": "Permission is hereby granted, free of charge",
+}
 # Of the repository, but of no use outside of it.
 LEFT_OUT = {".editorconfig", ".gitattributes", ".pre-commit-config.yaml"}
 
@@ -42,10 +50,36 @@ def test_sdist_has_the_repository_and_the_wheel_the_package(tmp_path: Path) -> N
     )
     with zipfile.ZipFile(built) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-        licences = [name for name in archive.namelist() if ".dist-info/licenses/" in name]
+        licences = {
+            name.partition("/licenses/")[2] for name in archive.namelist() if "/licenses/" in name
+        }
     assert files >= {name.removeprefix("src/") for name in tracked("src")}
     assert {name.partition("/")[0] for name in files} == {"trifold"}
-    assert "trifold/py.typed" in files and licences
+    assert "trifold/py.typed" in files
+    assert licences == {"LICENSE", NOTICES.relative_to(ROOT).as_posix()}
+
+
+def test_every_package_in_the_page_of_look_has_its_licence_there() -> None:
+    """Those in the lock file that are not for development; the build refuses others."""
+    lock = json.loads((ROOT / "web/package-lock.json").read_text("utf-8"))["packages"]
+    expected = {
+        (path.removeprefix("node_modules/"), entry["version"], entry["license"])
+        for path, entry in lock.items()
+        if path and not entry.get("dev") and not entry.get("optional")
+    }
+    text = NOTICES.read_text("utf-8")
+    found = set()
+    for section in re.split("^=+\n", text, flags=re.MULTILINE)[1:]:
+        heads, _, content = section.partition("\n\n")
+        for head in heads.splitlines():
+            package, version, licence = head.replace(",", "").split()
+            assert GRANTS[licence] in " ".join(content.split()) and "opyright" in content, head
+            found.add((package, version, licence))
+    assert found == expected
+    assert f"<!--\n{text}-->" in (NOTICES.parent / "page.html").read_text("utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    licences = {"Apache-2.0", *(licence for *_, licence in expected)}
+    assert set(project["license"].split(" AND ")) == licences
 
 
 def test_workflow_calls_targets_and_scripts_only() -> None:

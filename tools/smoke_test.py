@@ -34,7 +34,9 @@ for name in ("py.typed", "look/page.html", "recipes/smoke.yaml", "data/catalog.t
     assert package.joinpath(name).is_file(), f"{name} is missing"
 found = metadata.distribution("trifold-transformer")
 assert found.version == trifold.__version__, (found.version, trifold.__version__)
-assert any(path.name == "LICENSE" for path in found.files), "the licence is missing"
+for name in ("LICENSE", "THIRD_PARTY_LICENSES.txt"):
+    licences = [path for path in found.files if "licenses" in path.parts and path.name == name]
+    assert licences, f"{name} is missing"
 assert Path(trifold.__file__).is_relative_to(sys.prefix), f"{trifold.__file__} is not installed"
 print(f"trifold-transformer {found.version} in {Path(trifold.__file__).parent}")
 """

@@ -733,5 +733,6 @@ def test_the_built_page_is_that_of_the_sources(tmp_path):
     subprocess.run(
         ["node", WEB / "build.mjs", tmp_path / "page.html"], check=True, capture_output=True
     )
-    built = WEB.parent / "src" / "trifold" / "look" / "page.html"
-    assert (tmp_path / "page.html").read_bytes() == built.read_bytes()
+    built = WEB.parent / "src" / "trifold" / "look"
+    for name in ("page.html", "THIRD_PARTY_LICENSES.txt"):
+        assert (tmp_path / name).read_bytes() == (built / name).read_bytes()
