@@ -58,14 +58,16 @@ docs: $(VENV)/ready-docs ## build the site of the documentation, and check its l
 web: ## rebuild the page of `trifold look` from web/ (requires Node)
 	@cd web && npm ci --silent && npm run -s check && npm run -s build
 
-dist: $(VENV)/ready-dev ## build the sdist, and the wheel from it, into dist/
+dist: $(VENV)/ready-dev ## build the sdist, and the wheel from it, into dist/ (TAG=v... checks the version)
 	@echo "dist: sdist and wheel"
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist . >$(VENV)/dist.txt || { cat $(VENV)/dist.txt; exit 1; }
 	@ls dist
+	@[ -z "$(TAG)" ] || [ -f "dist/trifold_transformer-$(TAG:v%=%).tar.gz" ] || \
+	  { echo "error: the version of these files is not that of the tag $(TAG)" >&2; exit 1; }
 
-smoke: ## use the wheel of dist/ in a new environment (PYTHON=... selects the Python)
-	@$(PYTHON) tools/smoke_test.py --install dist/*.whl
+smoke: ## use the files of dist/ in a new environment (PYTHON=... selects the Python)
+	@$(PYTHON) tools/smoke_test.py --install dist/*.whl dist/*.tar.gz
 
 clean: ## remove environments and caches (runs/ is kept)
 	@echo "clean: environments and caches"

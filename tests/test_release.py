@@ -16,6 +16,7 @@ import yaml
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 NOTICES = ROOT / "src" / "trifold" / "look" / "THIRD_PARTY_LICENSES.txt"
 # What each licence grants, as its text says it.
 GRANTS = {
@@ -83,13 +84,32 @@ def test_every_package_in_the_page_of_look_has_its_licence_there() -> None:
 
 
 def test_workflow_calls_targets_and_scripts_only() -> None:
-    text = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    jobs = yaml.safe_load(text)["jobs"]
+    jobs = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert {"make check", "make dist", "make smoke", ".ci/run"} <= set(commands)
+    assert {"make check", "make docs", "make dist", "make smoke", ".ci/run"} == set(commands)
     for command in commands:
         words = command.split()
         assert (words[0] == "make" and set(words[1:]) <= set(targets)) or (ROOT / command).is_file()
-    assert jobs["wheel"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    # What is published has passed every other job, and nothing of the repository runs beside it.
     assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    assert not [step for step in jobs["publish"]["steps"] if "run" in step]
+
+
+def test_workflow_runs_every_python_that_the_metadata_name() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert jobs["smoke"]["strategy"]["matrix"]["python"] == named
+    assert project["requires-python"] == f">={named[0]}"
+    assert set(jobs["test"]["strategy"]["matrix"]["python"]) <= set(named)
+
+
+def test_workflow_pins_actions_to_commits() -> None:
+    uses = re.findall(r"uses: (.*)", WORKFLOW.read_text("utf-8"))
+    assert uses
+    releases = {}
+    for use in uses:
+        pinned = re.fullmatch(r"([\w./-]+)@([0-9a-f]{40}) # (v[\d.]+)", use)
+        assert pinned, f"{use}: not a commit with its release"
+        assert releases.setdefault(pinned[1], pinned.groups()) == pinned.groups()

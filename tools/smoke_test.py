@@ -1,10 +1,10 @@
 """Check an installed trifold from outside its repository, as a new user would use it.
 
-    python tools/smoke_test.py                              the trifold of this Python
-    python tools/smoke_test.py --install dist/NAME.whl      in a new environment of this Python
-    python tools/smoke_test.py --install dist/NAME.tar.gz   the same, built from the sources
+    python tools/smoke_test.py                      the trifold of this Python
+    python tools/smoke_test.py --install FILE...    in a new environment of this Python
 
-Each step is a command or a program in an empty folder. The first that fails ends the test.
+A file is a wheel or an sdist. Several are tested in one environment, each in place of the one
+before. Each step is a command or a program in an empty folder. The first that fails ends the test.
 """
 
 import argparse
@@ -67,13 +67,13 @@ def check(python: str, folder: Path) -> float:
     """Run every step in a folder; return the seconds. Raises SystemExit with the failed step."""
     begin = time.perf_counter()
     # A repository on the path, or a module of this folder, would hide what is not installed.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     for arguments, expected in STEPS:
         start = time.perf_counter()
         name = " ".join(arguments[:5]) if arguments[0] == "-m" else "a program"
         done = subprocess.run(
             [python, *arguments],
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS,
+            cwd=folder, env=variables, capture_output=True, text=True, timeout=SECONDS,
             check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         if done.returncode or expected not in done.stdout + done.stderr:
@@ -85,37 +85,61 @@ def check(python: str, folder: Path) -> float:
     return time.perf_counter() - begin
 
 
-def install(distribution: Path, folder: Path) -> str:
-    """A new environment with a wheel or an sdist and the tested versions; returns its Python."""
-    begin = time.perf_counter()
+def environment(folder: Path) -> str:
+    """Make a new environment of this Python; return its Python."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     scripts = "Scripts" if os.name == "nt" else "bin"
-    python = str(folder / scripts / "python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
-    subprocess.run([*pip, "-c", str(CONSTRAINTS), str(distribution.resolve())], check=True)
+    return str(folder / scripts / "python")
+
+
+def install(python: str, distribution: Path) -> None:
+    """Install a wheel or an sdist with the tested versions; raises SystemExit if pip fails."""
+    begin = time.perf_counter()
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    file = str(distribution.resolve())
+    # The packages first: the second command replaces a trifold of the same version by this file.
+    for options in (["-c", str(CONSTRAINTS)], ["--force-reinstall", "--no-deps"]):
+        done = subprocess.run([*pip, "install", "--quiet", *options, file], check=False)
+        if done.returncode:
+            raise SystemExit(f"error: pip cannot install {distribution}, see above")
+    if subprocess.run([*pip, "check"], check=False).returncode:
+        raise SystemExit(f"error: {distribution} and its packages do not fit, see above")
     print(f"  {time.perf_counter() - begin:5.1f} s  install {distribution.name}", flush=True)
-    return python
 
 
 def main() -> None:
     """Parse the arguments, install if requested, and check."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--install", type=Path, metavar="FILE", help="a wheel or an sdist")
-    options = parser.parse_args()
-    print(f"smoke test: Python {sys.version.split()[0]}", flush=True)
+    parser.add_argument(
+        "--install", type=Path, metavar="FILE", nargs="+", help="wheels or sdists", default=[]
+    )
+    files = parser.parse_args().install
+    for file in files:
+        if not file.is_file():
+            raise SystemExit(f"error: there is no {file}; `make dist` builds it")
+    version = sys.version.split()[0]
+    print(f"smoke test: Python {version}", flush=True)
     with tempfile.TemporaryDirectory(prefix="trifold-smoke-") as temporary:
         python = sys.executable
-        if options.install is not None:
-            python = install(options.install, Path(temporary) / "environment")
-        empty = Path(temporary) / "empty"
-        empty.mkdir()
-        seconds = check(python, empty)
-        report = subprocess.run(
-            [python, "-c", "import torch; print(torch.__version__)"],
-            cwd=empty, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    print(json.dumps({"python": sys.version.split()[0], "torch": report.stdout.strip(),
-                      "steps": len(STEPS), "seconds": round(seconds, 1)}))  # fmt: skip
+        if files:
+            python = environment(Path(temporary) / "environment")
+        for number, file in enumerate(files or [None]):
+            if file is not None:
+                install(python, file)
+            empty = Path(temporary) / f"empty-{number}"
+            empty.mkdir()
+            seconds = check(python, empty)
+            report = {"file": file and file.name, "python": version, "torch": torch_version(python)}
+            report |= {"steps": len(STEPS), "seconds": round(seconds, 1)}
+            print(json.dumps(report), flush=True)
+
+
+def torch_version(python: str) -> str:
+    """The version of PyTorch beside this Python."""
+    code = "from importlib import metadata; print(metadata.version('torch'))"
+    return subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":
