@@ -117,7 +117,7 @@ VALID = {
     "no newline at the end": Case(pair(ONE[:-1]), OWN, 0, ("a.en + a.de: 3 pairs\n",)),
     "U+2028 and U+0085 inside": Case(
         pair("one\u2028uno\ntwo\x85due\nthree\n".encode()), OWN, 0,
-        ("a.en + a.de: 3 pairs, 2 with unusual separators inside, kept",),
+        ("a.en + a.de: 3 pairs, 2 with unusual line breaks inside (kept)",),
     ),
     "blank on one side": Case(
         pair(b"one\n\nthree\n"), OWN, 0, ("a.en + a.de: 3 pairs, 1 with a blank side (dropped); 2 used",)

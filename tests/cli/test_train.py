@@ -19,7 +19,7 @@ def test_train_prints_run_folder_and_usage(trifold, run, tmp_path):
     )
     assert done.code == 0
     assert f"trifold generate {tmp_path / 'short'}" in done.out
-    assert f"{tmp_path / 'short' / 'model'} (for trifold only)" in done.out
+    assert f"{tmp_path / 'short' / 'model'} (only trifold loads it)" in done.out
     assert (
         "transformers cannot load this model" in done.err
         and "model.norm_placement=post" in done.err
@@ -38,7 +38,7 @@ def test_folder_with_a_space_is_quoted(trifold, monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["trifold.train"], "train", lambda *_, **__: outcome)
     done = trifold("train", "smoke", "--out", str(tmp_path / "my run"))
     assert done.out.startswith(
-        f"model:        {tmp_path / 'my run' / 'model'} (marian, for transformers too)\n"
+        f"model:        {tmp_path / 'my run' / 'model'} (marian; transformers loads it, too)\n"
     )
     (line,) = (line for line in done.out.splitlines() if line.startswith("use it:"))
     assert shlex.split(line)[:5] == ["use", "it:", "trifold", "generate", str(tmp_path / "my run")]

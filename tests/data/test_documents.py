@@ -107,13 +107,13 @@ def test_duplicates_are_counted_and_can_be_dropped(tmp_path: Path) -> None:
     )
     assert (kept.texts, kept.report.duplicates) == (["a", "b", "a", "a"], 2)
     assert dropped.texts == ["a", "b"]
-    assert "2 seen before (dropped); 2 used" in str(dropped.report)
+    assert "2 repeated (dropped); 2 used" in str(dropped.report)
 
 
 def test_unusual_separators_are_kept_and_counted(tmp_path: Path) -> None:
     documents = read_documents(written(tmp_path, "a.txt", "a\u2028b\nc\x85\nd\re\n"), PLAIN)
     assert len(documents) == 3
-    assert "3 with unusual separators inside, kept" in str(documents.report)
+    assert "3 with unusual line breaks inside (kept)" in str(documents.report)
 
 
 def test_a_block_needs_little_memory_beside_its_lines() -> None:

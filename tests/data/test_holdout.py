@@ -116,7 +116,10 @@ def test_no_held_out_text_is_in_training_and_the_moved_rows_are_counted(tmp_path
     train, valid = splits_of(train=file, holdout=0.1)
     assert texts_of(train).isdisjoint(texts_of(valid))
     assert len(train) + len(valid) == 1200 and len(valid) == 120
-    assert f"{train.report.moved} moved, so that equal ones are on one side" in str(train.report)
+    assert (
+        f"{train.report.moved} moved between training and validation, so that equal ones stay together"
+        in str(train.report)
+    )
     assert 20 < train.report.moved < 100
     held = [{*splits_of(train=file, holdout=f"fold:{n}/4")[1].lines} for n in range(1, 5)]
     assert sum(map(len, held)) == 1200 == len(set().union(*held))

@@ -70,7 +70,7 @@ def test_unusual_separators_do_not_misalign(tmp_path: Path, separator: str) -> N
     pairs = read_pairs(two_files(tmp_path, left, b"1\n2\n3\n"), PLAIN)
     assert as_list(pairs) == [("one", "1"), (f"two{separator}two", "2"), ("three", "3")]
     assert pairs.report.inner_breaks == 1
-    assert "1 with unusual separators inside, kept" in str(pairs.report)
+    assert "1 with unusual line breaks inside (kept)" in str(pairs.report)
 
 
 @pytest.mark.parametrize("nothing", ["", "\t", "\u3000 ", "\u2028"])
@@ -104,7 +104,7 @@ def test_duplicates_are_counted_and_can_be_dropped(tmp_path: Path) -> None:
     kept, dropped = read_pairs(files, PLAIN), read_pairs(files, DataSettings(duplicates="drop"))
     assert (len(kept), kept.report.duplicates) == (4, 1)
     assert as_list(dropped) == [("a", "x"), ("b", "y"), ("a", "z")]
-    assert str(dropped.report) == "a.en + a.de: 4 pairs, 1 seen before (dropped); 3 used"
+    assert str(dropped.report) == "a.en + a.de: 4 pairs, 1 repeated (dropped); 3 used"
 
 
 TEXTS = st.lists(

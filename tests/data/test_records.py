@@ -160,7 +160,7 @@ def test_empty_texts_and_duplicates_are_counted(tmp_path: Path) -> None:
     records = read(path, duplicates="drop")
     assert records.columns["text"] == ["good"]
     assert str(records.report) == (
-        "a.tsv: 5 rows, 3 with an empty text or label (dropped), 1 seen before (dropped), header: text 'text', "
+        "a.tsv: 5 rows, 3 with an empty text or label (dropped), 1 repeated (dropped), header: text 'text', "
         "label 'label'; 1 used"
     )
     optional = {**ROLES, "label": ROLES["label"]._replace(may_be_empty=True)}

@@ -164,7 +164,7 @@ def _rejection(read: Callable[[], object]) -> str | None:
 COUNTS = {
     "read": r": ([\d,]+) (?:pair|document)s?,",
     "blank": r"([\d,]+) (?:with a blank side|blank) \(",
-    "seen before": r"([\d,]+) seen before \(",
+    "repeated": r"([\d,]+) repeated \(",
     "odd": r"([\d,]+) with unusual separators",
     "used": r"; ([\d,]+) used",
     "too long": r"([\d,]+) of [\d,]+ pairs are longer than",
@@ -206,7 +206,7 @@ def _expected_counts(
     things: Sequence[Any], blank: Callable[[Any], bool], odd: Callable[[Any], bool], changes: Any
 ) -> Any:
     """The counts by a slow definition, and the rows that are used."""
-    count = dict.fromkeys(("read", "blank", "seen before", "odd"), 0)
+    count = dict.fromkeys(("read", "blank", "repeated", "odd"), 0)
     used: list[Any] = []
     earlier: list[Any] = []
     for thing in things:
@@ -216,7 +216,7 @@ def _expected_counts(
             if changes["data.blank"] == "drop":
                 continue
         if thing in earlier:
-            count["seen before"] += 1
+            count["repeated"] += 1
             if changes["data.duplicates"] == "drop":
                 continue
         earlier.append(thing)

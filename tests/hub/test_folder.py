@@ -89,7 +89,7 @@ def test_the_named_settings_make_a_model_fit_a_family(
 ) -> None:
     model = make_model(**NATIVE[case])
     save_model(tmp_path / "before", model)
-    assert describe_folder(tmp_path / "before") == f"{tmp_path / 'before'} (for trifold only)"
+    assert describe_folder(tmp_path / "before") == f"{tmp_path / 'before'} (only trifold loads it)"
     note = " ".join(describe_misfit(model.config).split())
     family, found = re.fullmatch(
         r"transformers cannot load .* it fits (\S+) with (.+)", note
@@ -101,7 +101,7 @@ def test_the_named_settings_make_a_model_fit_a_family(
     save_model(tmp_path / "after", Transformer(fitting))
     assert (
         describe_folder(tmp_path / "after")
-        == f"{tmp_path / 'after'} ({family}, for transformers too)"
+        == f"{tmp_path / 'after'} ({family}; transformers loads it, too)"
     )
 
 

@@ -122,7 +122,7 @@ def test_data_report(load_tiny, recorder, files):
     load_tiny(data__train=files("train", *pairs), data__valid=files("valid", *SHORT))
     assert "train.en + train.xx: 8 pairs, 2 with a blank side (dropped); 6 used" in recorder.lines
     (epoch,) = (line for line in recorder.lines if "an epoch: 6 pairs" in line)
-    assert "packed; " in epoch and "vocabulary" in epoch
+    assert "no padding; " in epoch and "vocabulary" in epoch
 
 
 def test_bpe_dropout_differs_by_epoch_and_ends_after_dropout_epochs(load_tiny):
@@ -168,7 +168,7 @@ def test_packed_raw_text_has_less_than_one_percent_padding(load_raw, recorder):
             filled + batch.inputs.tokens.numel(),
         )
     assert real >= 0.99 * filled and found.batches.tokens == 8192
-    assert any(", packed; vocabulary" in line for line in recorder.lines)
+    assert any(", no padding; vocabulary" in line for line in recorder.lines)
 
 
 def test_validation_without_target_tokens_is_rejected(load_raw):

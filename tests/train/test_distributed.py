@@ -143,7 +143,7 @@ def test_a_checkpoint_does_not_depend_on_the_ranks(made: Made, of: str, by: str)
 def test_only_rank_0_writes_and_prints(made: Made) -> None:
     output = made.output("float64 on 4")
     assert output.count("device cpu") == 1
-    assert "4 ranks, float64 arithmetic, float64 master weights" in output
+    assert "4 ranks, computing in float64, weights in float64" in output
     assert "4 ranks with a sharded model" in made.output("float64 sharded on 4")
     steps = [step for step, _ in values_of(made.folder / "float64 on 4", "train/loss")]
     assert steps == list(range(1, 13))

@@ -102,6 +102,8 @@ def test_sample_shows_the_reference_only_if_it_differs():
     assert same.count("Je cours.") == 1
     assert "Viens." in other
     assert "Va." in other
+    _, empty = validation_lines(RESULT._replace(samples=[("Go.", "Va.", "")]))
+    assert empty == "    Go.  →  (nothing)  (reference: Va.)"
 
 
 def test_long_sample_has_a_line_for_each_text():
@@ -115,7 +117,7 @@ def test_sample_without_reference_shows_prompt_and_continuation_in_few_lines():
     result = Validated(8, 1.25, {"bits_per_byte": 2.38124}, False, [("To be", None, ",\nor not")])
     first, *lines = validation_lines(result)
     assert first == "step 8: validation loss 1.2500 · bits per byte 2.3812"
-    assert [line.strip() for line in lines] == ["·", "To be,", "or not"]
+    assert [line.strip() for line in lines] == ["a sample:", "To be,", "or not"]
     long = result._replace(samples=[("a", None, "\n" * 50)])
     assert len(validation_lines(long)) < 10
 

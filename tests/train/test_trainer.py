@@ -248,7 +248,7 @@ def test_int8_training_uses_int8_in_both_passes_and_reports_it(run, recorder, ma
     outcome = run(view=recorder, **INT8, train__steps=2, train__warmup=1)
     layers = 4 + 2 + 8 + 2  # of one block on each side
     for part in (
-        "+int8 arithmetic, float32 master weights",
+        "+int8, weights in float32",
         f"parameters, {layers} layers in int8;",
     ):
         assert any(part in line for line in recorder.lines), part
@@ -282,7 +282,7 @@ def test_unavailable_int8_training_is_reported_and_replaced(
     )
     outcome = run(view=recorder, **INT8, train__steps=2, train__warmup=1)
     assert not matmuls
-    assert any(f"arithmetic without int8 ({reason})" in line for line in recorder.lines)
+    assert any(f" without int8 ({reason})" in line for line in recorder.lines)
     assert "int8" not in read_precision(outcome.folder)
 
 

@@ -463,7 +463,7 @@ def _print_roles(report: dict[str, Any]) -> None:
     n_heads = len(set(map(_head_index, report["heads"])))
     n_with_role = len(set(map(_head_index, with_role)))
     counts = f"{n_with_role} of {n_heads} heads have a role over {report['lines']:,} lines"
-    print_note(f"{counts}; layer.head from 1")
+    print_note(f"{counts}; 2.3 is head 3 of layer 2")
     if report["skipped"]:
         print_note(
             f"links of {report['skipped']:,} lines are left out: their tokens do not spell the "

@@ -56,9 +56,9 @@ class ReadReport:
         counted = {
             "without a label (left out)": self.missing,
             f"{self.blank_name} ({_kept_or_dropped(self.blank_dropped)})": self.blank,
-            f"seen before ({_kept_or_dropped(self.duplicates_dropped)})": self.duplicates,
-            "with unusual separators inside, kept": self.inner_breaks,
-            "moved, so that equal ones are on one side": self.moved,
+            f"repeated ({_kept_or_dropped(self.duplicates_dropped)})": self.duplicates,
+            "with unusual line breaks inside (kept)": self.inner_breaks,
+            "moved between training and validation, so that equal ones stay together": self.moved,
             "also in the training data": self.known,
         }
         skipped = [f"{plural(count, what)} (skipped)" for what, count in self.skipped.items()]

@@ -131,7 +131,9 @@ def _as_argument(value: object) -> str:
 def describe_folder(folder: AnyPath) -> str:
     """The folder, and which programs load its model."""
     family = str(read_json(named(folder) / CONFIG).get("model_type"))
-    reader = "for trifold only" if family == NATIVE else f"{family}, for transformers too"
+    reader = (
+        "only trifold loads it" if family == NATIVE else f"{family}; transformers loads it, too"
+    )
     return f"{folder} ({reader})"
 
 

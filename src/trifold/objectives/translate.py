@@ -141,7 +141,9 @@ class TranslateSettings(ObjectiveSettings):
 def _load_or_train_tokenizers(context: BuildContext, pairs: Rows) -> tuple[Tokenizer, Tokenizer]:
     load = context.load_or_train_tokenizer
     if context.tokenizer.joint:
-        joint = load(lambda: [*pairs.sources, *pairs.targets], note=", joint", append_eos=True)
+        joint = load(
+            lambda: [*pairs.sources, *pairs.targets], note=", one for both sides", append_eos=True
+        )
         return joint, joint
     target = load(lambda: pairs.targets, TARGET_TOKENIZER_FILE, note=", target side")
     return load(lambda: pairs.sources, note=", source side", append_eos=True), target

@@ -203,7 +203,7 @@ def _size_of_rows(data: TrainingData, plan: Plan) -> str:
 
 def _describe_padding(data: TrainingData, plan: Plan) -> str:
     if data.objective.packs:
-        return "packed"
+        return "no padding"
     return f"{padding_share(data.train.lengths, plan):.1%} padding"
 
 

@@ -75,12 +75,12 @@ class Machine(NamedTuple):
         elif self.compiles is not None:
             reason = compile_obstacle(self.device) or "another rank cannot"
             parts.append(f"blocks not compiled ({reason})")
-        arithmetic = f"{self.arithmetic} arithmetic"
+        arithmetic = f"computing in {self.arithmetic}"
         if self.int8 is False:
             reason = int8_training_obstacle(self.device) or "another rank cannot"
             arithmetic += f" without int8 ({reason})"
         parts.append(arithmetic)
-        parts.append(f"{_name_of(master_dtype(self.dtype))} master weights")
+        parts.append(f"weights in {_name_of(master_dtype(self.dtype))}")
         return ", ".join(parts)
 
 

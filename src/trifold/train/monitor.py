@@ -20,6 +20,7 @@ MIN_WIDTH = 79  # columns that the progress bar needs
 LONG = 60.0  # seconds, after which a line a minute is enough
 SHOWN_SAMPLES = 3  # per validation; the run folder has all of them
 SHOWN_LINES = 6  # per sample
+NOTHING = "(nothing)"  # an output without words
 
 StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
@@ -255,12 +256,15 @@ def validation_lines(result: Validated) -> list[str]:
 def _continuation_lines(prompt: str, output: str) -> list[str]:
     """A sample without a reference: the prompt with its continuation."""
     text_lines = f"{prompt}{output}".splitlines()
-    return ["    ·", *(f"    {line}" for line in text_lines[:SHOWN_LINES])]
+    return ["    a sample:", *(f"      {line}" for line in text_lines[:SHOWN_LINES])]
 
 
 def _comparison_lines(source: str, reference: str, output: str) -> list[str]:
     """A sample with a reference: in one line if it fits, else in three."""
-    verdict = "✓" if output == reference else f"(reference: {reference})"
+    verdict = f"(reference: {reference})"
+    if output == reference:
+        verdict = "✓"
+    output = output or NOTHING
     line = f"    {source}  →  {output}  {verdict}"
     if len(line) <= WIDTH:
         return [line]
