@@ -61,7 +61,7 @@ web: ## rebuild the page of `trifold look` from web/ (requires Node)
 dist: $(VENV)/ready-dev ## build the sdist, and the wheel from it, into dist/ (TAG=v... checks the version)
 	@echo "dist: sdist and wheel"
 	@rm -rf dist
-	@$(BIN)/python -m build --outdir dist . >$(VENV)/dist.txt || { cat $(VENV)/dist.txt; exit 1; }
+	@$(BIN)/python -m build --outdir dist . >$(VENV)/dist.txt 2>&1 || { cat $(VENV)/dist.txt; exit 1; }
 	@ls dist
 	@[ -z "$(TAG)" ] || [ -f "dist/trifold_transformer-$(TAG:v%=%).tar.gz" ] || \
 	  { echo "error: the version of these files is not that of the tag $(TAG)" >&2; exit 1; }

@@ -104,7 +104,7 @@ def main() -> int:
     failed: set[str] = set()
     for number in range(1, args.rounds + 1):
         machine += run_json(
-            [sys.executable, HERE.parent / "machine.py", "--threads", args.threads], args
+            [args.trifold_python, HERE.parent / "machine.py", "--threads", args.threads], args
         )
         for runner in chosen:
             works = [work for work in runner.works if work in args.works]

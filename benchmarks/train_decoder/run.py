@@ -65,7 +65,9 @@ def main() -> int:
     machine, lines, memory = [], [], []
     for number in range(1, args.rounds + 1):
         machine.append(
-            run_json([sys.executable, HERE.parent / "machine.py", "--threads", args.threads], args)
+            run_json(
+                [args.trifold_python, HERE.parent / "machine.py", "--threads", args.threads], args
+            )
         )
         for name in args.only.split(","):
             lines.append(line := run_json(command(name, args, "--seconds", args.seconds), args))

@@ -27,11 +27,8 @@ from trifold.recipe import TrainSettings, load_recipe
 from trifold.train.device import Machine, choose_precision, choose_workers
 from trifold.train.trainer import Trainer
 
-MATMUL = (
-    512,
-    512,
-    512,
-)  # rows, inner, columns: milliseconds, so that some calls are not interrupted
+# Rows, inner, columns: a product takes milliseconds, so that some calls are not interrupted.
+MATMUL = (512, 512, 512)
 READ_BYTES = 2**28  # of each thread: beyond any cache
 SECONDS = 10.0
 # The share of the cores' time that a test on an idle machine gets at least; the rest is waiting.
@@ -117,9 +114,11 @@ def _matmul_name(dtype: torch.dtype) -> str:
     return f"matmul, {str(dtype).removeprefix('torch.')}"
 
 
-def matmul_speed(dtype: torch.dtype, device: torch.device, budget: float) -> Speed:
-    """The product of two matrices with all threads."""
-    rows, inner, columns = MATMUL
+def matmul_rate(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, budget: float
+) -> float:
+    """GFLOP/s of the product of two matrices with all threads. shape: rows, inner, columns."""
+    rows, inner, columns = shape
     x = torch.randn(rows, inner, dtype=dtype, device=device)
     weight = torch.randn(columns, inner, dtype=dtype, device=device)
 
@@ -127,7 +126,12 @@ def matmul_speed(dtype: torch.dtype, device: torch.device, budget: float) -> Spe
         torch.nn.functional.linear(x, weight)
         _wait(device)
 
-    seconds = best_seconds(multiply, budget)
+    return 2e-9 * math.prod(shape) / best_seconds(multiply, budget)
+
+
+def matmul_speed(dtype: torch.dtype, device: torch.device, budget: float) -> Speed:
+    """The product of two matrices of one size, beside what the clock lets expect."""
+    value = matmul_rate(MATMUL, dtype, device, budget)
     expected = None
     basis = "no value for this device"
     clock = clock_gigahertz()
@@ -137,25 +141,30 @@ def matmul_speed(dtype: torch.dtype, device: torch.device, budget: float) -> Spe
         basis = f"{PER_CYCLE} operations a cycle × {clock:.1f} GHz × {plural(threads, 'thread')}"
     elif device.type == "cpu":
         basis = "the clock of this processor is not known"
-    return Speed(
-        _matmul_name(dtype), 2e-9 * math.prod(MATMUL) / seconds, "GFLOP/s", expected, basis
-    )
+    return Speed(_matmul_name(dtype), value, "GFLOP/s", expected, basis)
 
 
-def read_speed(budget: float) -> Speed:
-    """Memory bandwidth, with threads that each read their own array."""
-    threads = torch.get_num_threads()
+def read_rate(threads: int, budget: float) -> float:
+    """Memory bandwidth in GB/s of threads that each read their own array."""
     arrays = [torch.ones(READ_BYTES // 8, dtype=torch.int64) for _ in range(threads)]
+    outer = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             seconds = best_seconds(lambda: list(pool.map(torch.sum, arrays)), budget)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(outer)
+    return threads * READ_BYTES / seconds / 1e9
+
+
+def read_speed(budget: float) -> Speed:
+    """Memory bandwidth of all threads, beside that of the reference machine."""
+    threads = torch.get_num_threads()
+    value = read_rate(threads, budget)
     # Servers share their bandwidth, so more than two threads may not get more.
     expected = READ_PER_THREAD * min(threads, 2)
     basis = "the reference machine, up to 2 threads"
-    return Speed("memory, reading", threads * READ_BYTES / seconds / 1e9, "GB/s", expected, basis)
+    return Speed("memory, reading", value, "GB/s", expected, basis)
 
 
 def training_speed(device: torch.device, dtype: torch.dtype, matmul: float, budget: float) -> Speed:
