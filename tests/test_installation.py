@@ -18,7 +18,7 @@ from trifold.data.hub_datasets import import_library
 from trifold.data.images import import_pillow
 from trifold.data.lines import _zstd_factory
 from trifold.errors import TrifoldError
-from trifold.installation import DISTRIBUTION, extras, install_command, requirements
+from trifold.installation import DISTRIBUTION, extras, install_command, pip_command, requirements
 from trifold.look.plots import new_figure
 from trifold.look.server import create_app
 from trifold.train.loop import Run
@@ -152,6 +152,17 @@ def test_the_command_installs_into_this_environment(monkeypatch, tmp_path) -> No
     assert install_command("fast").startswith('pip install "numba>=')
     monkeypatch.setenv("PATH", str(other))
     assert install_command("fast").startswith(f"'{own}/python' -m pip install \"numba>=")
+    assert pip_command("uninstall", "trifold") == f"'{own}/python' -m pip uninstall trifold"
+    (other / "uv").touch(0o755)
+    assert install_command("fast").startswith(f"'{own}/python' -m pip install")
+    monkeypatch.setattr(installation, "find_spec", lambda name: None)  # uv's have no pip
+    assert install_command("fast").startswith(f"uv pip install --python '{own}/python' \"numba>=")
+
+
+def test_every_command_that_installs_comes_from_one_place() -> None:
+    """So that it reaches the environment of the process, and names no package of a stranger."""
+    sources = set((ROOT / "src").rglob("*.py")) - {Path(installation.__file__)}
+    assert not [path for path in sources if "pip install" in path.read_text("utf-8")]
 
 
 def wheel_metadata() -> Message:

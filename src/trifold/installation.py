@@ -11,6 +11,7 @@ import sys
 import tomllib
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 
@@ -80,13 +81,26 @@ def install_command(extra: str = "") -> str:
     the environment of this process.
     """
     found = requirements(extra) or [Requirement(line) for line in _declared()[1].get(extra, [])]
-    packages = [f'"{one.name}{one.specifier}"' for one in found]
-    return " ".join([_installer(), "install", *packages])
+    return pip_command("install", *(f"{one.name}{one.specifier}" for one in found))
 
 
-def _installer() -> str:
-    """`pip` if this is the pip of this environment, or the whole command."""
+def pip_command(action: str, *packages: str) -> str:
+    """The command that installs or uninstalls packages in the environment of this process.
+
+    action: `install` or `uninstall`. Packages with a range or an extra are quoted.
+    """
+    words = [name if name.isidentifier() else f'"{name}"' for name in packages]
+    return " ".join([_installer(action), *words])
+
+
+def _installer(action: str) -> str:
+    """`pip` if this is the pip of this environment, or what reaches the environment from outside.
+    Environments that uv has made have no pip.
+    """
+    python = quote(sys.executable)
+    if find_spec("pip") is None and shutil.which("uv") is not None:
+        return f"uv pip {action} --python {python}"
     pip = shutil.which("pip")
     if pip is not None and Path(pip).parent == Path(sys.executable).parent:
-        return "pip"
-    return f"{quote(sys.executable)} -m pip"
+        return f"pip {action}"
+    return f"{python} -m pip {action}"

@@ -12,9 +12,11 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from trifold import installation
 from trifold.cli import checks, speed
+from trifold.cli.doctor import speed_checks
 from trifold.cli.speed import Speed, SpeedTest
-from trifold.installation import extras, install_command
+from trifold.installation import extras, install_command, pip_command
 
 pytestmark = pytest.mark.slow
 ALONE = SpeedTest([Speed("matmul, float32", 90.0, "GFLOP/s", 83.2, "32 × 2.6")], 0.95)
@@ -72,13 +74,13 @@ CASES = [
     (
         (checks, "python_range", lambda: Requirement("python>=3.99").specifier),
         1,
-        "outside >=3.99; make an environment with Python >=3.99, and install trifold there",
+        "outside >=3.99; make an environment with Python >=3.99, and install trifold-transformer there",
     ),
     (
         (checks, "installed_version", lambda name: "0.4.4"),
         0,
-        "warning: trifold: 0.4.4, another package than trifold-transformer; run `pip uninstall "
-        "trifold`, and install trifold-transformer again",
+        "warning: trifold: 0.4.4, another package than trifold-transformer; run "
+        f"`{pip_command('uninstall', 'trifold')}`, and install trifold-transformer again",
     ),
     (
         (torch, "get_num_threads", lambda: 4096),
@@ -136,6 +138,14 @@ def test_findings(trifold, monkeypatch, replaced, code, message):
     assert (done.code, "Traceback" in done.err) == (code, False)
     assert message in " ".join(done.err.split())
     assert "nothing is wrong" not in done.err
+
+
+def test_a_low_speed_names_the_extra_for_it_only_where_it_is_missing(monkeypatch):
+    for is_installed in (True, False):
+        monkeypatch.setattr(installation, "is_satisfied", lambda one, found=is_installed: found)
+        (check,) = speed_checks(ALONE._replace(speeds=SLOW))
+        command = f"install the extra fast: `{install_command('fast')}`"
+        assert (command in check.remedy) != is_installed
 
 
 @pytest.mark.parametrize("extra", extras())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from trifold.errors import DataError
+from trifold.installation import pip_command
 from trifold.scores import SCORES, bleu, chrf, exact_match
 from trifold.scores.bleu import choose_tokenizer, missing_libraries, text_scorer, tokenizer_note
 
@@ -106,9 +107,9 @@ def test_japanese_needs_a_library_or_is_compared_by_characters(
         assert choose_tokenizer(references) == name
         assert (missing_libraries("ja-mecab") is None) == (spec is not None)
     monkeypatch.setattr(module, "find_spec", lambda _: None)
+    install = pip_command("install", "sacrebleu[ja]")
     assert missing_libraries("ja-mecab") == (
-        'ja-mecab needs MeCab and ipadic; install them with `pip install "sacrebleu[ja]"`, or '
-        "choose char"
+        f"ja-mecab needs MeCab and ipadic; install them with `{install}`, or choose char"
     )
     assert bleu(references, references).value == pytest.approx(100)
     assert missing_libraries("13a") is None

@@ -23,6 +23,7 @@ from trifold.installation import (
     install_command,
     installed_version,
     is_satisfied,
+    pip_command,
     python_range,
     requirements,
 )
@@ -77,7 +78,7 @@ def _packages() -> Iterator[Check]:
     if supported.contains(version, prereleases=True):
         yield Check(section, "python", f"{version} ({supported})")
     else:
-        remedy = f"make an environment with Python {supported}, and install trifold there"
+        remedy = f"make an environment with Python {supported}, and install {DISTRIBUTION} there"
         yield Check(section, "python", f"{version}, outside {supported}", "error", remedy)
     for one in requirements():
         version_found = installed_version(one.name)
@@ -93,9 +94,10 @@ def _foreign_package() -> Iterator[Check]:
     """The package `trifold` of another project, which has the same modules and command."""
     version = installed_version("trifold")
     if version is not None:
+        command = pip_command("uninstall", "trifold")
         remedy = (
-            "run `pip uninstall trifold`, and install trifold-transformer again, because both have "
-            "the same command and module"
+            f"run `{command}`, and install {DISTRIBUTION} again, because both have the same "
+            "command and module"
         )
         value = f"{version}, another package than {DISTRIBUTION}"
         yield Check("packages", "trifold", value, "warning", remedy)

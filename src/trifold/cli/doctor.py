@@ -83,15 +83,15 @@ def print_speeds(test: "SpeedTest") -> None:
 def speed_checks(test: "SpeedTest") -> list["Check"]:
     """Findings about the speeds: other processes, or a speed that is far below the expected."""
     from trifold.cli.checks import Check
+    from trifold.installation import install_command, is_satisfied, requirements
 
     if test.share is not None and test.is_disturbed:
         value = f"the test got {test.share:.0%} of the time of its cores"
         remedy = "end other programs and repeat it; the speeds above are too low"
         return [Check("speed", "speed test", value, "warning", remedy)]
-    remedy = (
-        "look for other programs, a limit of the container or a slow clock (battery, heat), and "
-        "install the extra `fast`"
-    )
+    remedy = "look for other programs, a limit of the container or a slow clock (battery, heat)"
+    if not all(map(is_satisfied, requirements("fast"))):
+        remedy += f", and install the extra fast: `{install_command('fast')}`"
     return [
         Check(
             "speed",

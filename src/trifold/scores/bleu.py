@@ -11,6 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from trifold.errors import DataError
+from trifold.installation import pip_command
 from trifold.scores.bootstrap import Scorer, sums_scorer
 from trifold.scores.counts import check_lengths
 from trifold.scripts import Script, main_script
@@ -47,7 +48,7 @@ def missing_libraries(name: str) -> str | None:
     missing = [library for library in libraries if find_spec(library) is None]
     if not missing:
         return None
-    install = f'pip install "sacrebleu[{extra}]"'
+    install = pip_command("install", f"sacrebleu[{extra}]")
     return f"{name} needs {' and '.join(missing)}; install them with `{install}`, or choose char"
 
 
