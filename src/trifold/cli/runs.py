@@ -8,19 +8,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any, Literal
 
 import typer
 
 from trifold import disk
 from trifold.cli.options import Json, argument
+from trifold.cli.run_table import make_table
 from trifold.cli.terminal import print_json, print_note, print_table
-from trifold.errors import CheckpointError, TrifoldError, UsageError, escape
+from trifold.errors import CheckpointError, TrifoldError, UsageError, wrapped
 from trifold.folders import AnyPath, UntrustedPath, named, read_text
 from trifold.jsonfiles import MAX_JSON, finite, iter_metrics, read_json
 
 EXAMPLES = ("trifold runs", "trifold runs experiments --sort score", "trifold runs --json")
-HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
@@ -91,7 +92,11 @@ def run(
     for facts in runs:
         if facts.error is not None:
             print_note(f"warning: {facts.error}")
-    print_table([HEADING, *map(_row, runs)], "    r", cut=3)
+    table = make_table(runs)
+    for note in table.notes:
+        print(wrapped(note, get_terminal_size().columns))
+    wide = len(table.rows[0]) - 3  # columns of texts; the others are short
+    print_table(table.rows, " " * (wide + 1) + "r", whole_from=wide)
     summary = named(folder) / SUMMARY
     if summary.exists():
         _print_summary(summary, runs)
@@ -222,17 +227,3 @@ def _is_locked(file: Path) -> bool:
             except Timeout:
                 return True
     return False
-
-
-def _row(facts: RunFacts) -> tuple[str, ...]:
-    from trifold.scores import score_text
-
-    changed = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in facts.changed.items())
-    texts = (escape(text).replace("\n", "\\n") for text in (facts.run, facts.recipe, changed))
-    best = ""
-    if facts.value is not None:
-        best = f"{score_text(facts.score, facts.value)} ({facts.best_step})"
-    state: str = facts.state
-    if state in ("stopped", "running"):
-        state += f" at {facts.step}"
-    return (*texts, escape(best), f"{facts.seconds / 60:.1f}", state)

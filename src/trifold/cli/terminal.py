@@ -66,12 +66,14 @@ def print_json(value: Any = None, **values: Any) -> None:
     print(json_line(values if value is None else value), flush=True)
 
 
-def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) -> None:
+def print_table(
+    rows: Sequence[Sequence[str]], right: str = "", cut: int = 0, whole_from: int = 0
+) -> None:
     """Print rows, of which the first is the heading; columns marked `r` in `right` are
     right-aligned.
 
-    Cells that are too wide are wrapped; or, with `cut`, every row is one line, and the first `cut`
-    columns lose their ends.
+    Cells that are too wide are wrapped, with `whole_from` only those before that column; or, with
+    `cut`, every row is one line, and the first `cut` columns lose their ends.
     """
     from rich import box
     from rich.console import Console
@@ -83,7 +85,7 @@ def print_table(rows: Sequence[Sequence[str]], right: str = "", cut: int = 0) ->
         justify: Literal["left", "right"] = "left"
         if right[index : index + 1] == "r":
             justify = "right"
-        is_whole = bool(cut) and index >= cut
+        is_whole = 0 < (cut or whole_from) <= index
         table.add_column(Text(title), justify=justify, overflow="fold", no_wrap=is_whole)
     overflow: Literal["ellipsis"] | None = "ellipsis" if cut else None
     for row in rows[1:]:

@@ -1,0 +1,165 @@
+"""The table of `trifold runs` in the columns of the terminal: what all runs share is stated once,
+and what differs between them is shown whole.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple, Protocol
+
+from trifold.errors import escape
+
+HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
+NAME_WIDTH = 24  # of names whose equal beginnings and ends are left out
+SEPARATORS = "-_=/\\ "
+DOTS = "…"
+SHORT = 8  # characters that are not worth leaving out
+# Characters of longer texts, which lose their middle.
+LONGEST_NAME = 72
+LONGEST_RECIPE = 24
+LONGEST_VALUE = 48
+LONGEST_CHANGES = 120
+
+
+class Run(Protocol):
+    """What the table shows of a run."""
+
+    run: str
+    recipe: str
+    changed: dict[str, Any]
+    score: str
+    value: float | None
+    best_step: int
+    step: int
+    seconds: float
+    state: Any
+
+
+class RunTable(NamedTuple):
+    """Lines above the table, and its rows, of which the first is the heading."""
+
+    notes: list[str]
+    rows: list[tuple[str, ...]]
+
+
+def make_table(runs: Sequence[Run]) -> RunTable:
+    """The table of these runs."""
+    notes = list[str]()
+    names = [_one_line(facts.run) for facts in runs]
+    before, after = shared_ends(names)
+    if before or after:
+        notes.append(f"runs are named {before}{DOTS}{after}")
+        names = [name[len(before) : len(name) - len(after)] for name in names]
+    sound = [facts for facts in runs if facts.state != "damaged"]
+    shared = _shared_settings([facts.changed for facts in sound])
+    keys = _short_keys(key for facts in runs for key in facts.changed)
+    if shared:
+        notes.append(f"all have {_settings(shared, keys)}")
+    rows: list[tuple[str, ...]] = [
+        (
+            _without_middle(name, LONGEST_NAME),
+            _without_middle(_one_line(facts.recipe), LONGEST_RECIPE),
+            _settings(facts.changed, keys, without=shared),
+            escape(_best(facts)),
+            f"{facts.seconds / 60:.1f}",
+            _state(facts),
+        )
+        for name, facts in zip(names, runs, strict=True)
+    ]
+    recipes = {_one_line(facts.recipe) for facts in sound}
+    heading: tuple[str, ...] = HEADING
+    if len(sound) > 1 and len(recipes) == 1:
+        notes.append(f"all are of the recipe {recipes.pop()}")
+        heading, *rows = [(row[0], *row[2:]) for row in (HEADING, *rows)]
+    return RunTable(notes, [heading, *rows])
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def shared_ends(names: Sequence[str]) -> tuple[str, str]:
+    """The beginning and the end that all names share, if some name is long; each ends at a
+    separator, and is empty if it is short.
+    """
+    if len(names) < 2 or max(map(len, names)) <= NAME_WIDTH:
+        return "", ""
+    before = _shared_beginning(names)
+    after = _shared_beginning([name.removeprefix(before)[::-1] for name in names])[::-1]
+    if any(not name[len(before) : len(name) - len(after)] for name in names):
+        after = ""
+    if any(not name.removeprefix(before) for name in names):
+        before = ""
+    return before, after
+
+
+def _shared_beginning(names: Sequence[str]) -> str:
+    """What all names begin with, up to its last separator; nothing if that is short."""
+    shared = takewhile(lambda signs: len({*signs}) == 1, zip(*names, strict=False))
+    text = "".join(signs[0] for signs in shared)
+    last = max(text.rfind(sign) for sign in SEPARATORS)
+    return text[: last + 1] if last + 1 > SHORT else ""
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def _shared_settings(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that several runs have changed to the same values."""
+    if len(changes) < 2:
+        return {}
+    first, *others = changes
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in each and each[key] == value for each in others)
+    }
+
+
+def _short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """The last part of each key, or the key if another one ends alike."""
+    names = {key: key.rpartition(".")[2] for key in keys}
+    counts = Counter(names.values())
+    return {key: name if counts[name] == 1 else key for key, name in names.items()}
+
+
+def _settings(
+    changed: Mapping[str, Any], keys: Mapping[str, str], without: Mapping[str, Any] | None = None
+) -> str:
+    """The changed settings, except those in `without`."""
+    words = [
+        f"{_one_line(keys[key])}={_without_middle(_one_line(str(value)), LONGEST_VALUE)}"
+        for key, value in changed.items()
+        if key not in (without or {})
+    ]
+    return _without_middle(" ".join(words), LONGEST_CHANGES)
+
+
+# --- other cells ----------------------------------------------------------------------------------
+
+
+def _one_line(text: str) -> str:
+    return escape(text).replace("\n", "\\n")
+
+
+def _without_middle(text: str, size: int) -> str:
+    """The text in at most `size` characters. Its end, which differs more often, keeps more."""
+    if len(text) <= size:
+        return text
+    before = size // 4
+    return text[:before] + DOTS + text[before + 1 - size :]
+
+
+def _best(facts: Run) -> str:
+    """The best score with its step; empty without a validation."""
+    from trifold.scores import score_text
+
+    if facts.value is None:
+        return ""
+    return f"{score_text(facts.score, facts.value)} ({facts.best_step})"
+
+
+def _state(facts: Run) -> str:
+    state = str(facts.state)
+    if state in ("stopped", "running"):
+        state += f" at {facts.step}"
+    return state

@@ -1,0 +1,86 @@
+"""The table of `trifold runs`: names and settings that differ are shown whole, others once."""
+
+from __future__ import annotations
+
+import pytest
+
+from trifold.cli.run_table import make_table, shared_ends
+from trifold.cli.runs import RunFacts
+
+LONG = "2026-11-reviews-transformer"
+NAMES = {
+    "short": (["a-1", "a-2"], ("", "")),
+    "a beginning": ([f"{LONG}-lr-0.001", f"{LONG}-lr-0.0001"], (f"{LONG}-lr-", "")),
+    "an end": ([f"a/{LONG}", f"b/{LONG}"], ("", f"/{LONG}")),
+    "both": ([f"{LONG}-a-{LONG}", f"{LONG}-b-{LONG}"], (f"{LONG}-", f"-{LONG}")),
+    "nothing": ([f"a-{LONG}", f"{LONG}-b"], ("", "")),
+    "one is the beginning of the other": ([f"{LONG}-", f"{LONG}-b"], ("", "")),
+    "one run": ([f"{LONG}-a"], ("", "")),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_long_names_lose_what_all_have(case):
+    names, expected = NAMES[case]
+    assert shared_ends(names) == expected
+
+
+def _facts(name, changed, recipe="demo", state="finished"):
+    return RunFacts(name, state, recipe, changed, "accuracy", 75.5, 40, 40, 120.0)
+
+
+def test_a_table_shows_what_differs_and_states_once_what_all_have():
+    settings = [(0.001, 0.1), (0.001, 0.3), (0.003, 0.1)]
+    runs = [
+        _facts(
+            f"{LONG}-{number}",
+            {"train.learning_rate": rate, "model.dropout": dropout, "tokenizer.dropout": 0.0},
+        )
+        for number, (rate, dropout) in enumerate(settings)
+    ]
+    notes, (heading, *rows) = make_table(runs)
+    assert notes == [
+        f"runs are named {LONG}-…",
+        "all have tokenizer.dropout=0.0",
+        "all are of the recipe demo",
+    ]
+    assert heading == ("run", "changed", "best (step)", "min", "state")
+    assert rows[1] == (
+        "1", "learning_rate=0.001 model.dropout=0.3", "accuracy 75.50 (40)", "2.0", "finished"
+    )  # fmt: skip
+
+
+def test_damaged_runs_share_nothing_and_one_run_is_shown_as_it_is():
+    one = _facts("a", {"train.steps": 4})
+    damaged = _facts("b", {}, recipe="", state="damaged")
+    for runs in ([one], [one, damaged]):
+        notes, (heading, row, *_) = make_table(runs)
+        assert not notes
+        assert len(heading) == 6
+        assert row[:3] == ("a", "demo", "steps=4")
+
+
+def test_names_of_settings_that_end_alike_are_whole():
+    runs = [_facts("a", {"model.dropout": 0.1}), _facts("b", {"tokenizer.dropout": 0.2})]
+    rows = make_table(runs).rows
+    assert [row[1] for row in rows[1:]] == ["model.dropout=0.1", "tokenizer.dropout=0.2"]
+
+
+def test_every_row_is_whole_in_80_columns(trifold, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(
+        "trifold.cli.runs.describe_run", lambda path, name: _facts(name, {"data.train": name})
+    )
+    names = [f"{LONG}-model-{letter}-data-of-november-version-{letter}" for letter in "abcde"]
+    for name in names:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "recipe.yaml").touch()
+    lines = trifold("runs", str(tmp_path)).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    width = next(line for line in lines if line.startswith("run ")).index("changed")
+    names_in_table = "".join(line[:width].strip() for line in lines)
+    values_in_table = "".join(line[width : width + 26].strip() for line in lines)
+    for name in names:
+        assert name.removeprefix(f"{LONG}-model-") in names_in_table
+        assert name.partition("-model-")[2] in values_in_table
