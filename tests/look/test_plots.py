@@ -167,6 +167,18 @@ def test_a_large_picture_has_fewer_dots_per_inch(monkeypatch, tmp_path):
         assert 0.95 * pixels <= size[0] * size[1] <= pixels and max(size) <= 300
 
 
+def test_vector_formats_refuse_more_cells_than_a_program_can_show(tmp_path):
+    tokens = 1 + int(plots.MAX_VECTOR_CELLS**0.5)
+    figure = plots.new_figure(3, 3)
+    figure.subfigures(1, 1).subplots().pcolormesh(np.zeros((tokens, tokens)))
+    message = "100,489 cells are too many for this format (at most 100,000); write a .png"
+    for name in ("a.svg", "a.PDF"):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            plots.save_figure(figure, tmp_path / name)
+    plots.save_figure(figure, tmp_path / "a.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
 def test_too_many_weights_for_a_picture_are_refused():
     tokens = 1 + int(MAX_CELLS**0.5)
     panel = Panel(np.broadcast_to(0.5, (1, 1, tokens, tokens)), "a", "b", "title", [1], [1])

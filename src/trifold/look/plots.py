@@ -30,6 +30,7 @@ COLORMAP = "Blues"  # white is 0, dark is 1
 DOTS_PER_INCH = 130
 MAX_SIDE = 2**15  # pixels of a picture; matplotlib draws less than 2^16
 MAX_PIXELS = 2**25  # of a picture; each takes 4 bytes, and as many while it is written
+MAX_VECTOR_CELLS = 100_000  # of .svg and .pdf; each takes 240 bytes in the file and 1 KB of memory
 HIGHLIGHT = "#08519c"
 MUTED = "#9aa5b1"
 UNCERTAINTY_COLORMAP = "Oranges"
@@ -69,11 +70,25 @@ def pixel_bytes(figure: Figure) -> int:
     return int(2 * 4 * width * height * _resolution(figure, DOTS_PER_INCH) ** 2)
 
 
+def _check_cells(figure: Figure, path: Path) -> None:
+    """Raises UsageError for more cells than a vector format can hold."""
+    from matplotlib.collections import QuadMesh
+
+    cells = sum(mesh.get_array().size for mesh in figure.findobj(QuadMesh))
+    if path.suffix.lower() != ".png" and cells > MAX_VECTOR_CELLS:
+        raise UsageError(
+            f"{path}: {cells:,} cells are too many for this format (at most "
+            f"{MAX_VECTOR_CELLS:,}); write a .png, or choose a layer and a head"
+        )
+
+
 def save_figure(figure: Figure, path: Path, dots_per_inch: int = DOTS_PER_INCH) -> Path:
     """Write the figure in the format of the file name, create its folder if needed, and return the
-    path. A large figure gets fewer dots per inch.
+    path. A large figure gets fewer dots per inch. Raises UsageError for another file format, and
+    for more cells than a vector format can hold.
     """
     check_picture(path)
+    _check_cells(figure, path)
     try:
         disk.make_folder(path.parent)
         content = BytesIO()
