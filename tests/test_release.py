@@ -51,12 +51,16 @@ def test_sdist_has_the_repository_and_the_wheel_the_package(tmp_path: Path) -> N
     )
     with zipfile.ZipFile(built) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (found,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(found).decode()
         licences = {
             name.partition("/licenses/")[2] for name in archive.namelist() if "/licenses/" in name
         }
     assert files >= {name.removeprefix("src/") for name in tracked("src")}
     assert {name.partition("/")[0] for name in files} == {"trifold"}
     assert "trifold/py.typed" in files
+    assert metadata == (unpacked / "PKG-INFO").read_text("utf-8")
+    assert metadata.startswith("Metadata-Version: 2.4\nName: trifold-transformer\n")
     assert licences == {"LICENSE", NOTICES.relative_to(ROOT).as_posix()}
 
 
