@@ -140,6 +140,24 @@ def test_findings(trifold, monkeypatch, replaced, code, message):
     assert "nothing is wrong" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("versions", "text"),
+    [
+        ({}, "matplotlib and tensorboard missing"),
+        ({"matplotlib": "1.0"}, "tensorboard missing, matplotlib 1.0 out of range"),
+        (
+            {"matplotlib": "1.0", "tensorboard": "2.0"},
+            "matplotlib 1.0 out of range, tensorboard 2.0 out of range",
+        ),
+    ],
+)
+def test_what_an_extra_lacks(monkeypatch, versions, text):
+    for module in (checks, installation):
+        monkeypatch.setattr(module, "installed_version", versions.get)
+    (found,) = (check for check in checks._extras() if check.name == "plots")
+    assert found.value == f"{text}: {checks.PURPOSES['plots']}"
+
+
 def test_a_low_speed_names_the_extra_for_it_only_where_it_is_missing(monkeypatch):
     for is_installed in (True, False):
         monkeypatch.setattr(installation, "is_satisfied", lambda one, found=is_installed: found)

@@ -4,13 +4,14 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from packaging.requirements import Requirement
 
 import trifold
 from trifold.data.catalog import data_folder
@@ -110,16 +111,17 @@ def _extras() -> Iterator[Check]:
         if not wrong:
             yield Check("extras", extra, f"installed: {purpose}")
             continue
-        names = " and ".join(_state(one.name) for one in wrong)
-        yield Check("extras", extra, f"{names}: {purpose}", "note", install_command(extra))
+        yield Check("extras", extra, f"{_lack(wrong)}: {purpose}", "note", install_command(extra))
 
 
-def _state(package: str) -> str:
-    """Such as `numba missing`, or `numba 0.50 too old`."""
-    version = installed_version(package)
-    if version is None:
-        return f"{package} missing"
-    return f"{package} {version} out of range"
+def _lack(wrong: Sequence[Requirement]) -> str:
+    """Such as `starlette and uvicorn missing`, or `numba 0.50 out of range`."""
+    versions = {one.name: installed_version(one.name) for one in wrong}
+    missing = [name for name, version in versions.items() if version is None]
+    parts = [f"{name} {version} out of range" for name, version in versions.items() if version]
+    if missing:
+        parts.insert(0, f"{' and '.join(missing)} missing")
+    return ", ".join(parts)
 
 
 # --- the machine ----------------------------------------------------------------------------------
