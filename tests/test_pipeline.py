@@ -520,7 +520,7 @@ def test_the_tokenizer_of_another_folder_is_read(tokenizer: Tokenizer, tmp_path:
     ("arguments", "message"),
     [
         ({"dtype": "x"}, "dtype 'x' is not known; give 'float32' or 'bfloat16' or 'float16'"),
-        ({"dtype": torch.float32}, "dtype torch.float32 is not known; give 'float32' or"),
+        ({"dtype": torch.int64}, "dtype 'torch.int64' is not known; give 'float32' or"),
         ({"device": "x"}, "unknown device 'x'; use auto, cpu, cuda, cuda:0 or mps"),
         ({"device": "meta"}, "device 'meta' is not available; available devices: cpu"),
         ({"weights": "int4"}, "weights 'int4' is not known; give None or 'int8'"),
@@ -588,7 +588,7 @@ HOLES = TokenizerSettings(kind="char", min_frequency=1, special=("mask",))
 def test_special_tokens_in_a_text_are_parsed_as_the_folder_says(shape: str, tmp_path: Path) -> None:
     codec = train_tokenizer(TEXTS, HOLES)
     for parse_special in (False, True):
-        make_pipeline(shape, codec).save(tmp_path)
+        make_pipeline(shape, codec).save(tmp_path, overwrite=True)
         codec.save(tmp_path, parse_special=parse_special)
         pipe, text = load(tmp_path), "a <mask> dog </s> a"
         mask, end = pipe.reader.mask_id, pipe.config.eos_id

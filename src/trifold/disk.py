@@ -65,6 +65,37 @@ def replace_bytes(path: Path, content: bytes) -> None:
     flush_folder(path.parent)
 
 
+def check_free(path: Path, *, overwrite: bool, is_folder: bool = False) -> None:
+    """Raise UsageError for a path, named by the user for results, that holds something, unless it
+    may be overwritten; and for a file in place of a folder, or the reverse.
+
+    Empty files, empty folders, pipes and devices are free.
+    """
+    try:
+        if path.is_dir():
+            kind = "folder"
+            is_taken = any(path.iterdir())
+        else:
+            kind = "file"
+            is_taken = path.is_file() and path.stat().st_size > 0
+        exists = path.exists()
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be written ({error.strerror}); choose another place"
+        ) from None
+    wanted = "folder" if is_folder else "file"
+    if exists and is_folder != (kind == "folder"):
+        raise UsageError(f"{path}: is a {kind}; name a {wanted}")
+    if not is_taken or overwrite:
+        return
+    if is_folder:
+        remedy = "name another folder, or add --overwrite to replace its files"
+        raise UsageError(f"{path}: the folder exists and is not empty; {remedy}")
+    raise UsageError(
+        f"{path}: the file exists; name another file, or add --overwrite to replace it"
+    )
+
+
 def sha256_of_file(path: Path | UntrustedPath) -> str:
     """SHA-256 (hexadecimal) of a file. Raises OSError, and CheckpointError for what `open_found`
     refuses.

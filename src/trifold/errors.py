@@ -73,6 +73,7 @@ PYTHON_NAMES = {
     "--resume auto": 'resume="auto"',
     "--data-changed": "data_changed=True",
     "--out": "`out`",
+    "--overwrite": "overwrite=True",
     "`trifold predict`": "`predict`",
     "`trifold generate`": "`generate`",
     "trifold recipes": "trifold.recipe.recipe_names()",

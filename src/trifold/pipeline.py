@@ -28,6 +28,7 @@ from trifold.hub.files import naming
 from trifold.hub.fill import Stored
 from trifold.hub.folder import folder_with
 from trifold.hub.images import read_image_settings, write_image_settings
+from trifold.hub.output_folder import new_folder
 from trifold.hub.sentence_transformers import SentenceModules, read_modules, write_modules
 from trifold.memory import find_device
 from trifold.nn import Inputs, ModelConfig, Transformer
@@ -457,18 +458,28 @@ class Pipeline(PredictMixin):
 
     # --- disk -------------------------------------------------------------------------------------
 
-    def save(self, folder: str | Path, *, max_shard_size: int | str = "5GB") -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        max_shard_size: int | str = "5GB",
+        overwrite: bool = False,
+    ) -> None:
         """Write a Hugging Face folder: config, weights, tokenizers, model card; settings of
         generation, images, embeddings, if any.
 
         Weights above `max_shard_size` (bytes, or a string such as 500MB) are split into several
-        files.
+        files. overwrite: replace a model that the folder holds. Raises UsageError if the folder is
+        not empty otherwise.
         """
         if any(isinstance(module, Int8Weight) for module in self.model.modules()):
             raise UsageError(
                 "int8 weights are for inference only; load the model without them to save it"
             )
-        path = Path(folder)
+        with new_folder(Path(folder).expanduser(), overwrite=overwrite) as path:
+            self._write(path, max_shard_size)
+
+    def _write(self, path: Path, max_shard_size: int | str) -> None:
         dtype = next(self.model.parameters()).dtype
         generation = self.generation.model_dump(exclude_defaults=True)
         save_model(

@@ -50,8 +50,8 @@ def test_convert_round_trip(trifold, run, tmp_path):
 WRONG = {
     "an existing folder": (
         ["{run}", "{run}"],
-        1,
-        "the folder exists and is not empty; choose another name",
+        2,
+        "the folder exists and is not empty; name another folder, or add --overwrite to replace",
     ),
     "no model": (["{tmp}/none", "{tmp}/new"], 1, "no such folder"),
     "invalid size": (["{run}", "{tmp}/new", "--shard-size", "big"], 2, "'big' is not a shard size"),

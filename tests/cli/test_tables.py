@@ -152,9 +152,11 @@ def test_an_output_of_another_command_is_not_continued(
     before = (tmp_path / "b.csv.part").read_bytes()
     done = trifold("predict", str(model), str(table), "--out", out, *option)
     assert (
-        done.code == 2 and "b.csv.part: has another input, model or option; remove it" in done.err
+        done.code == 2 and "b.csv.part: has another input, model or option; name anot" in done.err
     )
     assert (tmp_path / "b.csv.part").read_bytes() == before
+    done = trifold("predict", str(model), str(table), "--out", out, *option, "--overwrite")
+    assert done.code == 0 and len(read(tmp_path / "b.csv")) == len(ROWS) - (other == "input")
 
 
 @pytest.mark.parametrize("left", [0, 20])
@@ -185,7 +187,8 @@ def test_an_output_through_a_link_is_written_where_it_leads(trifold, models, tmp
     (tmp_path / "link.csv").symlink_to(real)
     for inputs in ([str(table)], ["a text", "--text"]):
         done = trifold(
-            "predict", str(models["classify"]), *inputs, "--out", str(tmp_path / "link.csv")
+            *("predict", str(models["classify"]), *inputs),
+            *("--out", str(tmp_path / "link.csv"), "--overwrite"),
         )
         assert done.code == 0, done.err
         assert (tmp_path / "link.csv").is_symlink()
@@ -244,7 +247,8 @@ def predictions(
 ) -> list[dict]:
     out = tmp_path / "out.jsonl"
     done = trifold(
-        "predict", str(model), str(write(tmp_path / "in.jsonl", rows)), *more, "--out", str(out)
+        *("predict", str(model), str(write(tmp_path / "in.jsonl", rows)), *more),
+        *("--out", str(out), "--overwrite"),
     )
     assert done.code == 0, done.err
     return [{key: row[key] for key in row if key not in rows[0]} for row in read(out)]
@@ -299,7 +303,7 @@ def test_rows_keep_the_spelling_of_their_keys(trifold, models, tmp_path):
         lines = [*map(json.dumps, rows)]
         text = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
         (tmp_path / name).write_text(text, "utf-8")
-        out = tmp_path / "b.jsonl"
+        out = tmp_path / f"{name}.out.jsonl"
         done = trifold("predict", str(models["classify"]), str(tmp_path / name), "--out", str(out))
         assert done.code == 0, done.err
         assert "'text' read as 'Text'" in done.err.replace("\n    ", " ")

@@ -238,12 +238,30 @@ def test_an_existing_target_is_never_changed(make_model: Make, tmp_path: Path) -
     (tmp_path / "file").write_bytes(b"mine")
     for taken, words in (
         ("empty", "the folder exists and is not empty"),
-        ("file", "exists and is not a folder"),
+        ("file", "is a file; name a folder"),
         ("old", "not empty"),
     ):
-        with pytest.raises(CheckpointError, match=f"{taken}: .*{words}"):
+        with pytest.raises(UsageError, match=f"{taken}: .*{words}"):
             convert(tmp_path / "old", tmp_path / taken)
     assert contents(tmp_path) == before | {"file": b"mine"}
+
+
+def test_only_a_model_is_overwritten(make_model: Make, tmp_path: Path) -> None:
+    """What the old model had and the new one has not is removed; files of others stay."""
+    save_model(tmp_path / "old", make_model())
+    target = tmp_path / "taken"
+    target.mkdir()
+    (target / "notes.txt").write_bytes(b"mine")
+    with pytest.raises(UsageError, match=r"taken: holds no model, so the folder is not replaced"):
+        convert(tmp_path / "old", target, overwrite=True)
+    (target / "config.json").write_bytes(b"{}")
+    with pytest.raises(UsageError, match=r"taken/notes\.txt: is no file of a model, so"):
+        convert(tmp_path / "old", target, overwrite=True)
+    (target / "notes.txt").rename(target / "vocab.txt")
+    convert(tmp_path / "old", target, overwrite=True)
+    expected = convert(tmp_path / "old", tmp_path / "new").files
+    assert sorted(contents(target)) == expected
+    assert {*tmp_path.iterdir()} == {tmp_path / name for name in ("old", "taken", "new")}
 
 
 def test_a_full_disk_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
@@ -265,7 +283,7 @@ def test_a_full_disk_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
 def test_an_impossible_target_is_an_error(name: str, make_model: Make, tmp_path: Path) -> None:
     save_model(tmp_path / "old", make_model())
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"cannot be written|is not a folder"):
+    with pytest.raises((CheckpointError, UsageError), match=r"cannot be written|is a file"):
         convert(tmp_path / "old", tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "old"]
 

@@ -113,7 +113,7 @@ def test_another_family_than_that_of_the_loaded_folder_is_reported(
     assert capsys.readouterr().err == ""
     model.family = "marian"
     save_model(tmp_path, model)
-    assert "saved as trifold, because marian cannot represent this model" in capsys.readouterr().err
+    assert "saved as trifold, because marian cannot represent it" in capsys.readouterr().err
 
 
 def test_no_family_has_every_shape_with_every_head() -> None:

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from trifold.cli.options import DTYPES, Codec, Json, argument, dtype_option, value
+from trifold import disk
+from trifold.cli.options import DTYPES, Codec, Json, Overwrite, argument, dtype_option, value
 from trifold.cli.terminal import byte_progress, print_json, print_note
 from trifold.errors import check_utf8
 
@@ -19,7 +20,7 @@ EXAMPLES = (
 
 def run(
     old: Annotated[str, argument("OLD", "A run, a model folder, or a hub id.")],
-    new: Annotated[Path, argument("NEW", "The folder to create; it must be empty.")],
+    new: Annotated[Path, argument("NEW", "The folder to create.")],
     to: Annotated[
         Literal["hugging-face", "native"] | None,
         typer.Option(
@@ -43,16 +44,19 @@ def run(
         ),
     ] = False,
     tokenizer: Codec = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Write a model in another format, precision or shard size, with its tokenizer and its
     settings.
 
-    Weights are written as safetensors, one tensor at a time. A folder that is not empty is never
-    written to.
+    Weights are written as safetensors, one tensor at a time. With --overwrite, a model in the
+    folder is replaced, and other files never are.
     """
     check_utf8(old, "OLD")
     check_utf8(str(new), "NEW")
+
+    disk.check_free(new.expanduser(), overwrite=overwrite, is_folder=True)
 
     import torch
     from rich.filesize import decimal
@@ -75,6 +79,7 @@ def run(
             max_shard_size=shard_size,
             trust_pickle=trust_pickle,
             tokenizer=tokenizer_folder,
+            overwrite=overwrite,
             on_written=advance,
         )
     if json:

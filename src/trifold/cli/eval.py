@@ -27,12 +27,13 @@ from trifold.cli.options import (
     Dtype,
     Json,
     Model,
+    Overwrite,
     given,
     option,
     with_options,
 )
 from trifold.cli.panels import FIRST, in_panels
-from trifold.cli.terminal import check_not_read, open_output, print_json, print_note
+from trifold.cli.terminal import check_output, open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8, plural
 from trifold.folders import named
 
@@ -130,6 +131,7 @@ def run(
     dtype: Dtype = "float32",
     tokenizer: Codec = None,
     json: Json = False,
+    overwrite: Overwrite = False,
     **options: Any,
 ) -> None:
     """Score a model. Translations: BLEU, chrF and exact match with their signatures. Language
@@ -142,7 +144,13 @@ def run(
     request = EvalRequest(
         model, recipe, data or [], split, batch_size, chosen, load, tokenizer, folder=folder
     )
-    if check(request) == "pairs":
+    data_kind = check(request)
+    files = chain.from_iterable(names.split(",") for names in request.data)
+    check_output(chosen.get("out"), *files, overwrite=overwrite)
+    if folder is not None:
+        check_utf8(str(folder), "--report")
+        disk.check_free(folder, overwrite=overwrite, is_folder=True)
+    if data_kind == "pairs":
         report = _score_translations(request)
     else:
         report = _validate(request)
@@ -276,9 +284,6 @@ def _default_split(recipe: Recipe) -> str:
 def _score_translations(request: EvalRequest) -> EvalReport:
     from trifold.train.advice import MeasuredScores, advise_scores
 
-    if "out" in request.options:
-        files = chain.from_iterable(names.split(",") for names in request.data)
-        check_not_read(request.options["out"], *files)
     settings = score_settings(request)
     pairs = read_test_pairs(request)
     outputs, seconds = translate(request, pairs)

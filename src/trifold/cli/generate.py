@@ -11,7 +11,7 @@ import typer
 from trifold.cli import batch, options as declared
 from trifold.cli.batch import Output, load_pipeline, one_line
 from trifold.cli.panels import FIRST, in_panels
-from trifold.cli.terminal import open_output, print_result
+from trifold.cli.terminal import check_output, open_output, print_result
 from trifold.errors import UsageError
 from trifold.jsonfiles import json_line
 
@@ -61,6 +61,7 @@ def run(
     as_text: declared.AsText = False,
     json: declared.Json = False,
     out: declared.Out = None,
+    overwrite: declared.Overwrite = False,
     **options: Any,
 ) -> None:
     """Translate or continue a text, or every line of standard input: one output line for each input
@@ -72,6 +73,8 @@ def run(
     is_piped = batch.reads_stdin([] if text is None else [text])
     if stream and (is_piped or json):
         raise UsageError("--stream prints one TEXT: pass the text in quotes, and leave out --json")
+
+    check_output(out, overwrite=overwrite)
 
     from trifold.cli.names import check_no_files
 

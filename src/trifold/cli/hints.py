@@ -334,7 +334,7 @@ TRAINING = {
     "model": "`{command} start_from={value}` starts from a trained model, and "
     "`{command} model.preset={value}` from random weights",
     "config config-file recipe cfg conf": "the recipe has no option: `trifold {name} {value}`",
-    "overwrite overwrite-output-dir force yes": "a run is never overwritten: "
+    "overwrite overwrite-output-dir force f y yes exist-ok": "a run is never overwritten: "
     "`{command} --out runs/another` writes another, and --resume auto continues one",
     "lora peft": "a group of settings: `{command} train.lora.rank=8`",
     "verbose quiet wandb report-to": "training prints its progress to standard error, and writes "
@@ -362,10 +362,12 @@ OPTIONS = {
     "--split": "subset",
     "--report": "confusion mistakes errors",
     "--json": "format as-json",
+    "--overwrite": "force f y yes overwrite-output overwrite-output-dir clobber exist-ok replace",
     "--shard-size": "max-shard-size",
     "--precision": "dtype",
     "--length": "seq-len max-length",
 }
+WITHOUT_VALUE = ("--json", "--overwrite", "--device", "--weights", "--dtype ")
 POSITIONAL = "model m model-name model-name-or-path checkpoint ckpt run recipe folder".split()
 INPUT = "input file input-file i infile".split()
 TEXT = "prompt text sentence source query q".split()
@@ -434,7 +436,7 @@ class _Use(NamedTuple):
         as a word.
         """
         value = [self.value] if self.value else []
-        if not value and not option.startswith(("--json", "--device", "--weights", "--dtype ")):
+        if not value and not option.startswith(WITHOUT_VALUE):
             value = ["VALUE"]
         return " ".join(
             [*map(_quoted, self.before), option, *map(_quoted, value), *map(_quoted, self.after)]

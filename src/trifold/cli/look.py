@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold.cli.names import CONTENT, check_no_files
-from trifold.cli.options import AsText, Codec, Device, Json, Model, argument, value
+from trifold.cli.options import AsText, Codec, Device, Json, Model, Overwrite, argument, value
 from trifold.cli.panels import FIRST, in_panels
-from trifold.cli.terminal import count_progress, print_json, print_note, print_table
+from trifold.cli.terminal import check_output, count_progress, print_json, print_note, print_table
 from trifold.errors import UsageError, check_utf8
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def run(
     device: Device = None,
     tokenizer: Codec = None,
     as_text: AsText = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Inspect a model in the browser, or write the page or a picture of attention to a file.
@@ -111,6 +112,9 @@ def run(
     selection = Selection(kind, layer, head)
     role_options = RoleOptions(roles, align, coreference, conllu, prune or [])
     _check_combinations(options, page, selection, role_options, compare)
+    if out is None and selection.is_given and not json:
+        out = Path("attention.png")
+    check_output(out, overwrite=overwrite)
     if roles is not None:
         _find_roles(options, page, roles, role_options)
     elif page.has_page and not json and not selection.is_given:
@@ -310,15 +314,12 @@ def _open_page(
 
 
 def _show_attention(
-    options: LookOptions, text: str, selection: Selection, out: Path | None
+    options: LookOptions, text: str, selection: Selection, picture: Path | None
 ) -> None:
-    """Draw the weights of a text, or print them as JSON and draw them only with `out`."""
+    """Draw the weights of a text, or print them as JSON and draw them if a picture is named."""
     from trifold.look import read_attention
     from trifold.look.plots import check_picture
 
-    picture = out
-    if out is None and not options.json:
-        picture = Path("attention.png")
     if picture is not None:
         check_picture(picture)  # before the model runs
     maps = read_attention(options.load(options.model), text, options.target)

@@ -78,6 +78,9 @@ Weights = Annotated[
 ]
 BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
 Out = Annotated[Path | None, value("FILE", "Write the results to this file.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace results that are already there.")
+]
 AsText = Annotated[
     bool, typer.Option("--text", help="Take a text that is the name of a file as a text.")
 ]

@@ -29,13 +29,14 @@ from trifold.cli.options import (
     Json,
     Model,
     Out,
+    Overwrite,
     option,
     with_options,
 )
 from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, image_inputs, is_table, open_table
-from trifold.cli.terminal import check_not_read, open_output, print_note, print_result
+from trifold.cli.terminal import check_output, open_output, print_note, print_result
 from trifold.data.files import TABLE_FORMATS, list_files
 from trifold.errors import DataError, UsageError, check_utf8, plural
 
@@ -166,6 +167,7 @@ def run(
     as_text: AsText = False,
     json: Json = False,
     out: Out = None,
+    overwrite: Overwrite = False,
     **options: Any,
 ) -> None:
     """Fill in masks, classify, tag, answer or embed: one output line for each text, or for each
@@ -173,13 +175,20 @@ def run(
     """
     # An interrupted output continues only if the arguments are the same. One that stops at a text
     # that is too long may continue with another --on-overflow.
-    command = repr({**locals(), "options": {**options, "on_overflow": None}})
+    command = repr({**locals(), "overwrite": None, "options": {**options, "on_overflow": None}})
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
     request = PredictRequest(
         model, find_recipe(model), text or [], pair or [], task, options, probabilities, tsv, load
     )
-    if not as_text and _are_rows(request.texts, request.recipe):
-        predictor = _predict_rows(request, batch_size, out, command)
+    are_rows = not as_text and _are_rows(request.texts, request.recipe)
+    sources = list[str](filter(None, [options["corpus"]]))
+    if are_rows:
+        out = _check_format(out, request.texts[0])
+    if is_table(request.texts, request.recipe) and not as_text:
+        sources.append(request.texts[0])  # pictures are a folder, which may hold the output
+    check_output(out, *sources, overwrite=overwrite)
+    if out is not None and are_rows:
+        predictor = _predict_rows(request, batch_size, out, command, overwrite=overwrite)
     else:
         as_json = json or (out is not None and out.suffix == ".jsonl")
         predictor = _predict_lines(request, batch_size, out, as_text=as_text, as_json=as_json)
@@ -219,16 +228,13 @@ class PredictRequest(NamedTuple):
         for second in self.pairs:
             check_utf8(second, "--pair")
 
-    def predictor(self, pipeline: Pipeline, out: Path | None, *, is_rows: bool) -> Predictor:
+    def predictor(self, pipeline: Pipeline, *, is_rows: bool) -> Predictor:
         """The predictor for these arguments. Raises UsageError for those that do not fit the
         model.
         """
         from trifold.cli.predictor import make_predictor
 
         threshold = _parse_threshold(self.options["threshold"])
-        corpus = self.options["corpus"]
-        if out is not None and corpus is not None:
-            check_not_read(out, corpus)
         return make_predictor(
             pipeline,
             self.recipe,
@@ -244,19 +250,16 @@ class PredictRequest(NamedTuple):
 
 
 def _predict_rows(
-    request: PredictRequest, batch_size: int | None, out: Path | None, command: str
+    request: PredictRequest, batch_size: int | None, out: Path, command: str, *, overwrite: bool
 ) -> Predictor:
     """Write the rows of a table, or the pictures of a folder, with their predictions."""
     from trifold.cli.prediction_output import added_columns, cells
 
     texts = request.texts
     source = texts[0]
-    out = _check_out(out, source)
-    if is_table(texts, request.recipe):  # a folder of pictures may have the output in it
-        check_not_read(out, source)
     request.check_pairs(0, 1, texts=len(texts))
     pipeline = request.load()
-    predictor = request.predictor(pipeline, out, is_rows=True)
+    predictor = request.predictor(pipeline, is_rows=True)
     read_items: Callable[[], Iterator[Input]] = partial(image_inputs, source)
     dialect = None
     if not pipeline.config.n_patches:
@@ -278,7 +281,8 @@ def _predict_rows(
             yield item, dict(zip(columns, values, strict=True))
 
     key = command + repr(_digests(source, request.model, out))
-    write_table(read_items, out, Format.of(out, source, dialect), columns, key, size, rows)
+    form = Format.of(out, source, dialect)
+    write_table(read_items, out, form, columns, key, size, rows, overwrite=overwrite)
     return predictor
 
 
@@ -296,10 +300,8 @@ def _is_image_set(texts: Sequence[str], recipe: Recipe | None) -> bool:
     return is_path(Path.is_dir, texts[0]) or "idx3" in path.name or is_archive
 
 
-def _check_out(out: Path | None, table: str) -> Path:
-    """The output of a table. Raises UsageError for another format, for a folder, and if there is
-    none.
-    """
+def _check_format(out: Path | None, table: str) -> Path:
+    """The output of a table. Raises UsageError for another format, and if there is none."""
     if out is None and not (is_path(Path.exists, table) or is_pattern(table)):
         raise UsageError(f"{table}: no such file; check the path, or add --text if it is a text")
     if out is None or out.suffix not in RECORDS:
@@ -308,8 +310,6 @@ def _check_out(out: Path | None, table: str) -> Path:
             f"--out: name a file ({SUFFIXES}) for the rows of the table {table} with "
             f"predictions{remedy}"
         )
-    if out.is_dir():
-        raise UsageError(f"--out {out}: is a folder; name a file")
     return out
 
 
@@ -355,7 +355,7 @@ def _predict_lines(
         choices = request.options["choices"] or ()
         check_no_files([*texts, *choices], f"predict {request.model}")
         check_no_files(pairs, f"predict {request.model} TEXT --pair", CONTENT)
-    predictor = request.predictor(pipeline, out, is_rows=False)
+    predictor = request.predictor(pipeline, is_rows=False)
     is_split = request.is_split or (predictor.needs_pairs and not pairs)
     if is_piped:
         inputs = _inputs_of_lines(pairs, is_split=is_split)

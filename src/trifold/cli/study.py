@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trifold.cli.options import Json, argument
+from trifold import disk
+from trifold.cli.options import Json, Overwrite, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.cli.train import Changes, RunOut
 from trifold.errors import TrifoldError, UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trifold.train.power_law import Law
     from trifold.train.study import StudyRun
 
+RESULTS = ("study.tsv", "study.png")
 EXAMPLES = (
     "trifold study examples/scaling.yaml",
     "trifold study scaling.yaml tokens=[250000,500000,1000000] --out runs/short",
@@ -31,6 +33,7 @@ def run(
     study: Annotated[Path, argument("STUDY", "The YAML file of the study.")],
     changes: Changes = None,
     out: RunOut = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Train each size on each number of tokens, and fit L(N, D) = E + A/N^alpha + B/D^beta to the
@@ -49,16 +52,20 @@ def run(
     settings = load_study(study, changes or ())
     folder = out or Path("runs") / settings.name
     runs = plan_runs(settings, folder)
+    if not any(run.folder.path.exists() for run in runs):  # the results are not of this study
+        for file in RESULTS:
+            disk.check_free(folder / file, overwrite=overwrite)
     _train_runs(runs)
     results = [run.result() for run in runs]
     points = [(result["parameters"], result["tokens"]) for result in results]
     losses = [result["loss"] for result in results]
     law = fit(points, losses, settings.resamples)
-    _write_results(folder / "study.tsv", results)
+    table, picture = RESULTS
+    _write_results(folder / table, results)
     try:
-        draw_law(law, points, losses, folder / "study.png")
+        draw_law(law, points, losses, folder / picture)
     except TrifoldError as error:
-        print_note(f"no study.png: {error.message}")
+        print_note(f"no {picture}: {error.message}")
     if json:
         print_json(folder=str(folder), runs=results, law={"form": FORM, **law._asdict()})
     else:
@@ -82,8 +89,6 @@ def _train_runs(runs: Sequence[StudyRun]) -> None:
 
 def _write_results(file: Path, results: Sequence[Mapping[str, Any]]) -> None:
     """Write a table with a row for each run, and the names of the values above."""
-    from trifold import disk
-
     rows = [[*results[0]], *(result.values() for result in results)]
     lines = ("\t".join(map(str, row)) for row in rows)
     disk.replace_text(file, "".join(f"{line}\n" for line in lines))

@@ -126,12 +126,14 @@ def write_table(
     key: str,
     size: int,
     predict: Any,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Write the rows with the `added` columns, in windows of `size` rows; every row is checked
     before.
 
     `.part` next to the output grows; `.part.json` has its size, and the `key` of the command that
-    continues it.
+    continues it; with `overwrite`, that of another command is replaced.
     predict: yields rows with values, given rows, the number of those before, and what counts new
     ones. Raises UsageError if another process writes this output.
     """
@@ -142,7 +144,7 @@ def write_table(
         names = name_columns(columns, added)
         part = out.with_name(f"{out.name}.part")
         state_file = out.with_name(f"{out.name}.part.json")
-        state = _read_state(part, state_file, key)
+        state = _read_state(part, state_file, key, overwrite=overwrite)
         columns += names.values()
         with part.open("ab") as file, count_progress("new rows", total - state["rows"]) as advance:
             file.truncate(state["bytes"])
@@ -160,20 +162,24 @@ def write_table(
         disk.remove(state_file)
 
 
-def _read_state(part: Path, state_file: Path, key: str) -> dict[str, Any]:
+def _read_state(part: Path, state_file: Path, key: str, *, overwrite: bool) -> dict[str, Any]:
     """The key, rows and bytes of an interrupted output, or of a new one. Raises UsageError for the
-    output of another command, and for one that has lost bytes.
+    output of another command, and for one that has lost bytes, unless it may be overwritten.
     """
+    new_state = {"key": key, "rows": 0, "bytes": 0}
     if not part.is_file() or not state_file.is_file():
-        return {"key": key, "rows": 0, "bytes": 0}
+        return new_state
     state = read_json(named(state_file))
+    problem = ""
     if state.get("key") != key:
+        problem = "has another input, model or option"
+    elif part.stat().st_size < state["bytes"]:
+        problem = f"is shorter than {state_file.name} records"
+    if problem and overwrite:
+        return new_state
+    if problem:
         raise UsageError(
-            f"{part}: has another input, model or option; remove it, or name another --out"
-        )
-    if part.stat().st_size < state["bytes"]:
-        raise UsageError(
-            f"{part}: is shorter than {state_file.name} records; remove it, or name another --out"
+            f"{part}: {problem}; name another --out, or add --overwrite to begin again"
         )
     print_note(f"{part}: continues after row {state['rows']:,}")
     return state

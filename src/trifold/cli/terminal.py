@@ -151,6 +151,7 @@ def print_result(text: str, results: TextIO, end: str = "\n") -> None:
     print(text, end=end, file=results, flush=True)
 
 
+STDOUT = "-"  # as the name of a file
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".zip")  # suffixes
 
 
@@ -169,23 +170,33 @@ def check_not_read(out: Path, *sources: str) -> None:
             raise UsageError(f"--out {out}: is {place} that is read, {source}; name another file")
 
 
+def check_output(out: Path | None, *sources: str, overwrite: bool) -> None:
+    """Raises UsageError for an output that exists, unless it may be overwritten, for a compressed
+    one, and for a source, which is read. Call it before a model is loaded.
+    """
+    if out is None or str(out) == STDOUT:
+        return
+    check_utf8(str(out), "--out")
+    if out.suffix.lower() in COMPRESSED:
+        raise UsageError(
+            f"--out {out}: outputs are not compressed; name {out.with_suffix('')}, and compress "
+            "it afterwards"
+        )
+    check_not_read(out, *sources)
+    disk.check_free(out, overwrite=overwrite)
+
+
 @contextmanager
 def open_output(path: Path | None) -> Iterator[TextIO]:
-    """The file for the results, or standard output.
+    """The file for the results, or standard output, also for `-`.
 
     The results are written to FILE.part, which replaces the file when all are there: a command that
     is interrupted keeps the old file and the results so far. A pipe or a device is written as it
     is. Raises UsageError if the file cannot be written, or another process writes it.
     """
-    if path is None:
+    if path is None or str(path) == STDOUT:
         yield sys.stdout
         return
-    check_utf8(str(path), "--out")
-    if path.suffix.lower() in COMPRESSED:
-        raise UsageError(
-            f"--out {path}: outputs are not compressed; name {path.with_suffix('')}, and compress "
-            "it afterwards"
-        )
     if path.exists() and not path.is_file():  # a pipe or a device
         with _naming_full_disk(path), _open_to_write(path, path) as file:
             yield file

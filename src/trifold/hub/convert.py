@@ -21,7 +21,7 @@ from trifold.hub import rules
 from trifold.hub.card import read_origin, write_derived_card
 from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.family import Family
-from trifold.hub.files import new_folder, write_json
+from trifold.hub.files import write_json
 from trifold.hub.folder import (
     families_for,
     folder_with,
@@ -30,7 +30,8 @@ from trifold.hub.folder import (
     write_settings,
 )
 from trifold.hub.model_config import infer_config, parse_config
-from trifold.hub.names import CONFIG, GENERATION
+from trifold.hub.names import CONFIG, GENERATION, LICENCES, TOKENIZER_FILES
+from trifold.hub.output_folder import new_folder
 from trifold.hub.pickles import read_pickles
 from trifold.hub.sentence_transformers import read_modules, write_modules
 from trifold.hub.tensors import TransformedTensors
@@ -51,13 +52,7 @@ Form = Literal["hugging-face", "native"]
 DESCRIPTIVE = ("id2label", "label2id", "problem_type", "task_specific_params", "finetuning_task")
 # Files that are copied unchanged, except for the names of code in SETTINGS.
 SETTINGS = ("tokenizer_config.json", "preprocessor_config.json")
-COPIED = "preprocessor_config.json LICENSE LICENSE.txt LICENSE.md NOTICE".split()
-TOKENIZER = """
-    tokenizer.json target_tokenizer.json special_tokens_map.json added_tokens.json
-    chat_template.jinja vocab.json target_vocab.json vocab.txt merges.txt bpe.codes
-    tokenizer_config.json spiece.model sentencepiece.bpe.model tokenizer.model spm.model source.spm
-    target.spm
-""".split()
+COPIED = ["preprocessor_config.json", *LICENCES]
 TEMPLATES = "additional_chat_templates"
 MAX_FILE = 100 * 2**20  # bytes of a copied file
 MAX_INTEGER = 10**31  # these files write 10^30 for "no limit"
@@ -86,9 +81,11 @@ def convert(
     max_shard_size: int | str = MAX_SHARD,
     trust_pickle: bool = False,
     tokenizer: AnyPath | None = None,
+    overwrite: bool = False,
     on_written: Callable[[int, int], None] | None = None,
 ) -> Converted:
-    """Write the model in the folder `old` to `new`, which must not exist or be empty.
+    """Write the model in the folder `old` to `new`, which must not exist or be empty unless it is a
+    model to `overwrite`.
 
     to: by default a family stays, and the native form becomes the first family that can represent
         the model.
@@ -98,15 +95,15 @@ def convert(
     `old`. `on_written` is called with the bytes of all tensors and of the one just written.
 
     Raises CheckpointError if `old` is invalid or does not fit the form or the precision, and if
-    `new` exists or cannot be written; then nothing is left of it. Raises UsageError for an invalid
-    size.
+    `new` cannot be written; then nothing is left of it. Raises UsageError for an invalid size, and
+    if `new` exists.
     """
     parse_size(max_shard_size)
     old = named(old)
     values, merged = read_settings(old)
     source, config = parse_config(values, old / CONFIG)
     with (
-        new_folder(new) as folder,
+        new_folder(new, overwrite=overwrite) as folder,
         _weights(old, folder, merged, trust_pickle=trust_pickle) as weights,
     ):
         config, parameters = infer_config(source, config, weights, old / CONFIG)
@@ -228,7 +225,7 @@ def _copy_files(old: UntrustedPath, new: Path, tokenizer: UntrustedPath) -> None
     """Copy files without weights. Names of code are removed from settings: code is never passed
     on.
     """
-    sources = [*(old / name for name in COPIED), *(tokenizer / name for name in TOKENIZER)]
+    sources = [*(old / name for name in COPIED), *(tokenizer / name for name in TOKENIZER_FILES)]
     for path in filter(UntrustedPath.exists, sources):
         settings = read_json(path, largest=MAX_INTEGER) if path.name in SETTINGS else {}
         if settings.pop("auto_map", None) is None:

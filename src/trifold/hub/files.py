@@ -31,43 +31,9 @@ def replacing(path: Path) -> Iterator[Path]:
         disk.rename(temporary, path)
         disk.flush_folder(path.parent)
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `path`, flushed to disk, when the block succeeds.
-
-    Raises CheckpointError if `path` exists and is not an empty folder, or if writing fails; then
-    nothing is left. Raises UsageError if another process writes it.
-    """
-    absolute = path.resolve()  # "." has no name to derive another one from
-    temporary = absolute.with_name(f".{absolute.name}.{os.getpid()}.tmp")
-    try:
-        _check_free(path)
-        absolute.parent.mkdir(parents=True, exist_ok=True)
-        with disk.exclusive(path):
-            temporary.mkdir()
-            yield temporary
-            for written in temporary.rglob("*"):
-                if written.is_dir():
-                    disk.flush_folder(written)
-                else:
-                    disk.flush_path(written)
-            disk.flush_folder(temporary)
-            _check_free(path)
-            if path.is_dir():
-                path.rmdir()  # some systems do not replace even an empty folder
-            disk.rename(temporary, absolute)
-        disk.flush_folder(absolute.parent)
-    except CheckpointError as error:  # may name a file in the temporary folder
-        raise CheckpointError(str(error).replace(str(temporary), str(path))) from None
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-    finally:
-        disk.remove(temporary)
 
 
 @contextmanager
@@ -81,18 +47,9 @@ def naming(place: UntrustedPath | str) -> Iterator[None]:
         ) from None
 
 
-def _cannot_write(path: Path, error: OSError) -> CheckpointError:
+def cannot_write(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file or a folder of a model that cannot be written."""
     reason = error.strerror or str(error)
     return CheckpointError(
         f"{path}: cannot be written ({reason}); free the disk or choose another folder"
     )
-
-
-def _check_free(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        if any(path.iterdir()):
-            raise CheckpointError(
-                f"{path}: the folder exists and is not empty; choose another name"
-            )
-    elif path.exists() or path.is_symlink():
-        raise CheckpointError(f"{path}: exists and is not a folder; choose another name")

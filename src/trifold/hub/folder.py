@@ -51,8 +51,7 @@ def save_model(
     family = next(families_for(config, model.family))
     if model.family not in (None, family.model_type):
         warn(
-            f"{folder}: saved as {family.model_type}, because {model.family} cannot represent "
-            "this model"
+            f"the model is saved as {family.model_type}, because {model.family} cannot represent it"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

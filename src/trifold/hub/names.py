@@ -17,6 +17,13 @@ DOWNLOADED = """
     [0-9]_Dense/model.safetensors
 """.split()
 CARD = "README.md"  # the model card, with the licence
+LICENCES = "LICENSE LICENSE.txt LICENSE.md NOTICE".split()
+TOKENIZER_FILES = """
+    tokenizer.json target_tokenizer.json special_tokens_map.json added_tokens.json
+    chat_template.jinja vocab.json target_vocab.json vocab.txt merges.txt bpe.codes
+    tokenizer_config.json spiece.model sentencepiece.bpe.model tokenizer.model spm.model source.spm
+    target.spm
+""".split()
 PICKLED = ["pytorch_model*.bin"]  # downloaded if the user trusts them
 _REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
