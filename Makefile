@@ -90,7 +90,7 @@ $(VENV)/ready-plots: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/ready-dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "setup: installing trifold and its tools with pinned versions (a few minutes the first time)"
-	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots,fast,web]"
+	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots,fast,web,excel]"
 	@touch $@
 
 # The tools of the site are large, and no larger set includes them.

@@ -463,6 +463,9 @@ def test_saving_and_loading_is_exact(shape: str, tokenizer: Tokenizer, tmp_path:
     if shape in GENERATORS:
         assert again.generate(TEXTS, max_new_tokens=6) == pipe.generate(TEXTS, max_new_tokens=6)
     again.save(tmp_path / "twice")
+    with pytest.raises(UsageError, match=r"twice: .*not empty; name .*, or add overwrite=True to"):
+        pipe.save(tmp_path / "twice")
+    again.save(tmp_path / "twice", overwrite=True)
     files = sorted(path.name for path in (tmp_path / "once").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "twice").iterdir())
     for name in files:

@@ -169,7 +169,7 @@ def test_parts_with_the_same_columns_are_told_apart_by_their_files(trifold, runs
     # A file of several parts scores all of them.
     assert losses_of(trifold, folder, runs.here / "copy.tsv")[1] == ["again", "copy", "mean"]
     for name, rows in (("a.txt", 4), ("b.tsv", 20)):
-        out = tmp_path / "out.jsonl"
+        out = tmp_path / f"{name}.jsonl"
         done = trifold("predict", str(folder), str(tmp_path / name), "--out", str(out))
         assert done.code == 0, done.err
         assert len(out.read_text("utf-8").splitlines()) == rows
@@ -338,7 +338,7 @@ def test_look_draws_a_picture_of_one_stack(trifold, runs, tmp_path, kind):
     picture = tmp_path / "a.png"
     assert trifold("look", str(runs[kind]), TEXT, "--out", str(picture)).out == f"{picture}\n"
     check_rejected(
-        trifold("look", str(runs[kind]), TEXT, "--kind", "cross", "--out", str(picture)),
+        trifold("look", str(runs[kind]), TEXT, "--kind", "cross", "--out", f"{picture}.svg"),
         "this model has",
     )
 

@@ -296,7 +296,8 @@ def test_bad_input(trifold, models, case):
         (["a text", "tables/"], "predict {model} tables --out FILE.csv` reads its tables"),
         (["tables"], "--out: name a file"),
         (["*.txt"], "is a pattern of files; name the files, without quotes"),
-        (["a.xlsx"], "a.xlsx: is a file; save it as CSV or as text"),
+        (["a.xlsx"], "--out: name a file (.csv, .tsv, .jsonl, .conll) for the rows"),
+        (["a.xls"], "a.xls: is a file; save it as CSV in UTF-8 in the program that made it"),
         (["no.pdf"], "no.pdf: no such file; check the path"),
         (["no.txt"], "no.txt: no such file; check the path"),
         (["no.JPG"], "no.JPG: no such file; check the path"),
@@ -306,7 +307,16 @@ def test_bad_input(trifold, models, case):
 def test_a_file_is_not_taken_for_a_text(trifold, models, tmp_path, monkeypatch, names, advice):
     (tmp_path / "folder").mkdir()
     (tmp_path / "tables").mkdir()
-    for name in ("a.txt", "a.csv", "b.csv", "words.conll", "a.PNG", "a.xlsx", "tables/a.csv"):
+    for name in (
+        "a.txt",
+        "a.csv",
+        "b.csv",
+        "words.conll",
+        "a.PNG",
+        "a.xlsx",
+        "a.xls",
+        "tables/a.csv",
+    ):
         (tmp_path / name).write_text("one two\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -141,8 +141,13 @@ def test_images_have_the_tables_of_a_classification(tmp_path):
     tiny = [each for each in TINY.split() if not each.startswith("tokenizer")]
     done = run_command("train", "images", *data, *tiny, "--out", str(tmp_path / "run"))
     assert done.code == 0 and "vocabulary" not in done.err, done.err
-    done = run_command("eval", str(tmp_path / "run"), "--report", str(tmp_path / "out"), "--json")
+    command = ("eval", str(tmp_path / "run"), "--json", "--report", str(tmp_path / "out"))
+    done = run_command(*command)
     assert done.code == 0, done.err
+    taken = run_command(*command)
+    assert (taken.code, taken.out) == (2, "")
+    assert "out: the folder exists and is not empty; name another folder, or add --ov" in taken.err
+    assert run_command(*command, "--overwrite").code == 0
     confusion, mistakes = (
         read(tmp_path / "out" / f"{name}.tsv") for name in ("confusion", "mistakes")
     )

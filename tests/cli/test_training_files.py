@@ -66,7 +66,7 @@ def make_run(
 
 def predict(trifold: Any, run: Path, table: Path, *more: str) -> list[dict[str, Any]]:
     out = table.with_name("out.jsonl")
-    done = trifold("predict", str(run), str(table), "--out", str(out), *more)
+    done = trifold("predict", str(run), str(table), "--out", str(out), "--overwrite", *more)
     assert done.code == 0, done.err
     return [json.loads(line) for line in out.read_text("utf-8").splitlines()]
 
@@ -342,7 +342,8 @@ def test_an_interrupted_output_keeps_the_old_file_and_the_results_so_far(trifold
     model, out = folder_of("classify", tmp_path / "model"), tmp_path / "out.txt"
     out.write_text("old\n", "utf-8")
     lines = "\n".join([*TEXTS[:2], "fox " * 99, ""]).encode()
-    done = trifold("predict", str(model), "-", "--batch-size", "1", "--out", str(out), stdin=lines)
+    options = ("--batch-size", "1", "--out", str(out), "--overwrite")
+    done = trifold("predict", str(model), "-", *options, stdin=lines)
     assert done.code == 1 and f"{out}.part: has the results so far" in done.err.replace(
         "\n    ", " "
     )

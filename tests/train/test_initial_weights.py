@@ -54,7 +54,7 @@ def test_rows_of_added_tokens_begin_as_the_mean_of_the_others(
         tmp_path, shape="decoder", vocab_size=20 + unused, tie_lm_head=tied, lm_head_bias=True
     )
     torch.nn.init.normal_(saved.lm_head.bias)
-    Pipeline(saved).save(tmp_path)
+    Pipeline(saved).save(tmp_path, overwrite=True)
     model = Transformer(saved.config.model_copy(update={"vocab_size": max(22, 20 + unused)}))
     start_from(str(tmp_path), model, range(20, 22))
     for name, theirs in saved.named_parameters():

@@ -92,7 +92,7 @@ EXAMPLES = (
 
 
 PANELS = {
-    FIRST: ("split", "folder", "json"),
+    FIRST: ("split", "folder", "json", "overwrite"),
     "Translations": tuple(FOR_PAIRS),
     "Columns and documents": (*FOR_TABLES, *FOR_DOCUMENTS),
     "Model and machine": ("tokenizer", "device", "dtype", "batch_size"),

@@ -27,7 +27,7 @@ EXAMPLES = (
 )
 # Panels of the help: those of the settings, and the other options.
 PANELS = {
-    FIRST: (*declared.GENERATION_PANELS[FIRST], "stream", "json", "out"),
+    FIRST: (*declared.GENERATION_PANELS[FIRST], "stream", "json", "out", "overwrite"),
     **{title: names for title, names in declared.GENERATION_PANELS.items() if title != FIRST},
     "Texts, model and machine": (
         *("as_text", "tokenizer", "device", "dtype", "weights", "batch_size", "draft"),

@@ -31,7 +31,7 @@ EXAMPLES = (
     "trifold look runs/demo --roles pairs.tsv --prune positional",
 )
 PANELS = {
-    FIRST: ("target", "out", "compare", "json"),
+    FIRST: ("target", "out", "overwrite", "compare", "json"),
     "Picture": ("kind", "layer", "head"),
     "Roles of heads": ("roles", "align", "coreference", "conllu", "prune"),
     "Live page": ("port", "browser"),

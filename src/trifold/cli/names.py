@@ -10,12 +10,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from trifold.data.files import TABLE_FORMATS, TEXT_FORMATS, list_files
+from trifold.data.foreign import FORMAT_OF
 from trifold.data.images import SUFFIXES
 from trifold.data.lines import COMPRESSED_SUFFIXES, expand_path
 from trifold.errors import TrifoldError, UsageError
 
 ARCHIVES = (".zip", ".tar", ".tgz")
-DOCUMENTS = (".xlsx", ".xls", ".ods", ".docx", ".doc", ".odt", ".pdf")
+DOCUMENTS = (".xls", ".ods", ".docx", ".doc", ".odt", ".pdf")
 PATTERN_SIGNS = "*?["
 # A text that ends like this and has no space is the name of a file, though there may be none.
 _NAMES = (
@@ -88,10 +89,10 @@ def _remedy(path: str, command: str, reads: str) -> str:
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
         return "the model reads texts and no images"
-    if suffix in DOCUMENTS:
-        return "save it as CSV or as text"
     if suffix in ARCHIVES:
         return "name a file in it"
+    if suffix in FORMAT_OF:
+        return FORMAT_OF[suffix].remedy
     if reads == LINES and path.lower().endswith(_TABLES):
         return f"{_rows(command, path)} rows"
     return reads.format(command=command, file=shlex.quote(path))

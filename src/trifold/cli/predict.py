@@ -105,7 +105,7 @@ OPTIONS = {
 }
 # Panels of the help.
 PANELS = {
-    FIRST: ("task", "pair", "top_k", "probabilities", "json", "out"),
+    FIRST: ("task", "pair", "top_k", "probabilities", "json", "out", "overwrite"),
     "Classification": ("threshold", "choices"),
     "Tags": ("merge",),
     "Answers": ("max_answer_length", "impossible", "max_length", "stride"),
@@ -123,9 +123,9 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[TEXT|TABLE|-]...",
-            help="Texts, or picture files; a file of rows (.csv, .tsv, .jsonl, .parquet, .json, "
-            ".conll) or a folder of pictures, as in training, and data.columns.text=COLUMN if its "
-            "header has no known name; `-` (or a pipe) reads lines from standard input.",
+            help="Texts, or picture files; a file of rows (.csv, .tsv, .jsonl, .parquet, .xlsx, "
+            ".json, .conll) or a folder of pictures, as in training, and data.columns.text=COLUMN if "
+            "its header has no known name; `-` (or a pipe) reads lines from standard input.",
         ),
     ] = None,
     task: Annotated[

@@ -14,6 +14,7 @@ from trifold.errors import DataError
 from trifold.folders import check_regular, open_named
 
 SUFFIX = ".zip"
+HIDDEN = (".", "~$")  # the second one begins files that Excel makes beside an open workbook
 
 
 class Archive(NamedTuple):
@@ -52,8 +53,8 @@ def stored_size(path: Path) -> int:
 
 
 def is_hidden(path: PurePath) -> bool:
-    """Whether the name of a file, or of a folder that it is in, begins with a dot."""
-    return any(part.startswith(".") and part != ".." for part in path.parts)
+    """Whether the name of a file, or of a folder that it is in, begins with a sign of HIDDEN."""
+    return any(part.startswith(HIDDEN) and part != ".." for part in path.parts)
 
 
 def list_members(archive: Path) -> list[str]:

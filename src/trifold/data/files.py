@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeGuard
 
 from trifold.data.archives import (
+    HIDDEN,
     file_on_disk,
     is_archive,
     is_hidden,
@@ -116,8 +117,8 @@ def check_found(files: Iterable[Path]) -> None:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):  # does not follow links to folders
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(parent, name) for name in files if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN))
+        yield from (Path(parent, name) for name in files if not name.startswith(HIDDEN))
 
 
 def files_in_archive(path: Path) -> list[Path]:

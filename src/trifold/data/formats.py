@@ -41,6 +41,7 @@ FILE_FORMATS: dict[str, FileFormat] = {
     "csv": FileFormat((".csv",), ("pairs", "rows"), delimiter=","),
     "jsonl": FileFormat((".jsonl", ".ndjson"), ("documents", "pairs", "rows")),
     "parquet": FileFormat((".parquet",), ("documents", "pairs", "rows")),
+    "excel": FileFormat((".xlsx", ".xlsm"), ("pairs", "rows")),
     "conll": FileFormat(
         (".conll", ".conllu", ".bio", ".iob", ".iob2"), ("rows",), "conll:iter_conll"
     ),

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from trifold.data.archives import open_stored
 from trifold.data.catalog import VARIABLE, data_folder, missing_remedy
+from trifold.data.foreign import foreign_error
 from trifold.errors import DataError
 from trifold.folders import open_named
 from trifold.installation import install_command
@@ -180,17 +181,17 @@ def open_binary(path: str | Path, name: str) -> Iterator[BinaryIO]:
 
 
 def _check_start(raw: bytes, name: str) -> None:
-    """Raises DataError if a file begins as a document of an office program, or in another
-    encoding.
-    """
+    """Raises DataError if a file begins in another encoding, or as one of another program."""
+    encoding = next((kind for mark, kind in _WIDE_BOMS.items() if raw.startswith(mark)), None)
+    if encoding is not None:
+        raise _wide_error(name, encoding)
+    if (error := foreign_error(name, raw)) is not None:
+        raise error
     if raw.startswith(_OFFICE):
         raise DataError(
             f"{name}: an archive or an office document such as .xlsx, not text; save it as CSV or "
             "text in UTF-8"
         )
-    encoding = next((kind for mark, kind in _WIDE_BOMS.items() if raw.startswith(mark)), None)
-    if encoding is not None:
-        raise _wide_error(name, encoding)
 
 
 def _wide_error(name: str, encoding: str) -> DataError:

@@ -35,8 +35,8 @@ class DataSettings(Settings):
     For pairs (translation, classification), `train`, `valid` and `test` each name one source:
 
     - `a.en,a.de` or `[a.en, a.de]`: two files of lines, aligned by line number;
-    - `pairs.tsv`, `.csv`, `.jsonl` (each also `.gz` or `.zst`), `.parquet`: one file with both
-      sides;
+    - `pairs.tsv`, `.csv`, `.jsonl` (each also `.gz` or `.zst`), `.parquet`, `.xlsx`: one file with
+      both sides;
     - a folder or a `.zip` archive of such tables, which are read one after the other;
     - `hub:NAME@CONFIG:SPLIT`: a dataset of the Hugging Face hub (`@CONFIG` is optional);
     - `embedded:NAME`: text that is part of trifold.

@@ -15,6 +15,7 @@ from trifold.data.dialects import (
     find_dialect,
     is_delimiter_line,
 )
+from trifold.data.excel import iter_sheet
 from trifold.data.formats import FILE_FORMATS, NumberedRow
 from trifold.data.headers import (
     COMPARED_ROWS,
@@ -59,7 +60,8 @@ def open_table(
     The rows of a CSV or TSV file are by the names in its header, else by the numbers of the columns
     ("0", "1", …). Every record has as many columns as the first. CSV (RFC 4180): double quotes, and
     line ends inside quotes, which become `\n`. A line `sep=;`, titles above the header, empty
-    columns at the end, and the headers of joined files are left out, and noted or counted.
+    columns at the end, and the headers of joined files are left out, and noted or counted. The
+    first sheet of an Excel workbook is read as its CSV file.
 
     known: names of columns, in lower case, which indicate that a row is a header. skipped: counts
     to add to.
@@ -72,7 +74,32 @@ def open_table(
     if kind == "jsonl":
         lines = check_first_lines(iter_lines(file, settings.max_line_bytes), file)
         return Table(read_objects(lines, file), skipped)
+    if kind == "excel":
+        return _open_sheet(file, settings, known, skipped)
     return _open_delimited(file, kind, settings, known, skipped)
+
+
+def _open_sheet(
+    file: str, settings: DataSettings, known: Container[str], skipped: Counter[str]
+) -> Table:
+    """Open an Excel workbook."""
+    notes: list[str] = []
+    records = iter_sheet(file, notes)
+    first_records = list(islice(records, COMPARED_ROWS))
+    if not first_records:
+        raise DataError(f"{file}: the first sheet is empty; there is nothing to read in it")
+    width = max(len(cells) for _, cells in first_records)
+
+    def fill(record: tuple[int, list[str]]) -> tuple[int, list[str]]:
+        number, cells = record
+        if cells == [""]:
+            return record
+        return number, cells + [""] * (width - len(cells))
+
+    whole = map(fill, chain(first_records, records))
+    table = _named_table(whole, file, settings, known, skipped)
+    table.notes[:0] = notes
+    return table
 
 
 def _open_delimited(
@@ -83,12 +110,26 @@ def _open_delimited(
     first_lines = list(islice(lines, COMPARED_ROWS))
     dialect = find_dialect(file, kind, first_lines, settings, known)
     records = _read_records(chain(first_lines, lines), file, dialect, settings, skipped)
-    first_records = list(islice(records, COMPARED_ROWS))
-    header = find_header([cells for _, cells in first_records], settings, known)
+    table = _named_table(records, file, settings, known, skipped)
+    table.dialect = dialect
     notes = [] if settings.delimiter is not None else dialect.describe(kind)
     if first_lines and is_delimiter_line(first_lines[0]):
         notes.append(f"line 1 skipped: {first_lines[0]!r}")
-    notes += _describe_titles(first_records, header)
+    table.notes[:0] = notes
+    return table
+
+
+def _named_table(
+    records: Iterator[tuple[int, list[str]]],
+    file: str,
+    settings: DataSettings,
+    known: Container[str],
+    skipped: Counter[str],
+) -> Table:
+    """The records of a table, by their numbers, as rows by the names in their header."""
+    first_records = list(islice(records, COMPARED_ROWS))
+    header = find_header([cells for _, cells in first_records], settings, known)
+    notes = [*_describe_titles(first_records, header)]
     notes += _describe_repeated(header.names)
     if header.is_padded:
         notes.append("without empty columns at the end")
@@ -96,7 +137,7 @@ def _open_delimited(
     # A later row with several of these names is an error: a second header.
     names = known if settings.header is None else ()
     rows = _name_cells(chain(below, records), file, header, names, skipped)
-    return Table(rows, skipped, has_columns=True, dialect=dialect, notes=notes)
+    return Table(rows, skipped, has_columns=True, notes=notes)
 
 
 def _describe_titles(records: Sequence[tuple[int, list[str]]], header: Header) -> Iterator[str]:
