@@ -41,6 +41,7 @@ PURPOSES = {
     "plots": "pictures of `look`, TensorBoard",
     "fast": "faster training on a CPU",
     "datasets": "datasets of the hub, Parquet files",
+    "excel": "tables in Excel workbooks (.xlsx)",
     "zst": "text compressed with zstd",
     "vision": "images",
     "web": "the live page of `look`",
