@@ -124,8 +124,8 @@ def run(
         typer.Argument(
             metavar="[TEXT|TABLE|-]...",
             help="Texts, or picture files; a file of rows (.csv, .tsv, .jsonl, .parquet, .xlsx, "
-            ".json, .conll) or a folder of pictures, as in training, and data.columns.text=COLUMN if "
-            "its header has no known name; `-` (or a pipe) reads lines from standard input.",
+            ".json, .conll) or a folder of pictures, as in training, and data.columns.text=COLUMN "
+            "if its header has no known name; `-` (or a pipe) reads lines from standard input.",
         ),
     ] = None,
     task: Annotated[
