@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -81,26 +82,44 @@ def train_recipe(
             if out is None and is_run(recipe):
                 out = named(recipe).path
             if seeds is not None or folds is not None:
-                folder = out or Path("runs") / settings.name
-                by_run = changes_by_run(seeds, folds)
-                exit_code = train_each(settings, by_run, folder, data_changed=data_changed)
-                if is_main_process() and not exit_code:
-                    runs.run(folder, "date", json)
-                raise typer.Exit(exit_code)
+                _train_several(settings, out, seeds, folds, data_changed=data_changed, json=json)
             outcome = train(settings, out=out, resume=resume, data_changed=data_changed)
     except (KeyboardInterrupt, SystemExit):
         if is_main_process():
             options = _options(out, seeds, folds, data_changed=data_changed)
-            command = shlex.join(["trifold", "train", str(recipe), *(changes or ()), *options])
-            if sys.stderr.isatty():
-                print(end="\r", file=sys.stderr)  # over the ^C
-            print_note(f"stopped immediately; continue with `{command}`")
+            _say_stopped(["trifold", "train", str(recipe), *(changes or ()), *options])
         raise
     if is_main_process() and json:
         _print_outcome_as_json(outcome)
     elif is_main_process() and outcome.finished:
         _print_outcome(outcome, settings)
     raise typer.Exit(outcome.exit_code)
+
+
+def _train_several(
+    settings: Recipe,
+    out: Path | None,
+    seeds: str | None,
+    folds: int | None,
+    *,
+    data_changed: bool,
+    json: bool,
+) -> NoReturn:
+    """Train a run for each seed or fold, list them, and exit."""
+    folder = out or Path("runs") / settings.name
+    exit_code = train_each(
+        settings, changes_by_run(seeds, folds), folder, data_changed=data_changed
+    )
+    if is_main_process() and not exit_code:
+        runs.run(folder, "date", json)
+    raise typer.Exit(exit_code)
+
+
+def _say_stopped(command: Sequence[str]) -> None:
+    """Print the command that continues a training which was interrupted before it could save."""
+    if sys.stderr.isatty():
+        print(end="\r", file=sys.stderr)  # over the ^C
+    print_note(f"stopped immediately; continue with `{shlex.join(command)}`")
 
 
 def _options(
