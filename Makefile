@@ -30,7 +30,7 @@ test: $(VENV)/ready-dev $(VENV)/ready-docs ## run every test
 	@$(TESTS)
 
 # Types and imports are checked beside the tests, and reported after them.
-check: $(VENV)/ready-dev ## check style, types and import order; run the quick tests (before every commit)
+check: $(VENV)/ready-dev ## check style, types and imports, and run the quick tests
 	@echo "check: ruff format, ruff, mypy, import-linter, import circles, quick tests"
 	@$(BIN)/ruff format --quiet --check .
 	@$(BIN)/ruff check --quiet .
@@ -45,7 +45,7 @@ bench: $(VENV)/ready-plots ## compare training and generation with other toolkit
 	@$(BIN)/python benchmarks/run.py decoder
 	@$(BIN)/python benchmarks/run.py generate
 
-faults: $(VENV)/ready-dev ## hostile folders, and fault injection with the full number of trials (hours)
+faults: $(VENV)/ready-dev ## hostile folders, and fault injection at full size (hours)
 	@echo "faults: 10,000 hostile folders; all promises; then all planted bugs"
 	@$(BIN)/python -m tests.hostile --folders 10000
 	@$(BIN)/python -m tests.faults --size full
@@ -58,7 +58,7 @@ docs: $(VENV)/ready-docs ## build the site of the documentation, and check its l
 web: ## rebuild the page of `trifold look` from web/ (requires Node)
 	@cd web && npm ci --silent && npm run -s check && npm run -s build
 
-dist: $(VENV)/ready-dev ## build the sdist, and the wheel from it, into dist/ (TAG=v... checks the version)
+dist: $(VENV)/ready-dev ## build the sdist, and the wheel from it, into dist/
 	@echo "dist: sdist and wheel"
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist . >$(VENV)/dist.txt 2>&1 || { cat $(VENV)/dist.txt; exit 1; }
@@ -66,7 +66,7 @@ dist: $(VENV)/ready-dev ## build the sdist, and the wheel from it, into dist/ (T
 	@[ -z "$(TAG)" ] || [ -f "dist/trifold_transformer-$(TAG:v%=%).tar.gz" ] || \
 	  { echo "error: the version of these files is not that of the tag $(TAG)" >&2; exit 1; }
 
-smoke: ## use the files of dist/ in a new environment (PYTHON=... selects the Python)
+smoke: ## use the files of dist/ in a new environment
 	@$(PYTHON) tools/smoke_test.py --install dist/*.whl dist/*.tar.gz
 
 clean: ## remove environments and caches (runs/ is kept)

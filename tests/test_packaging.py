@@ -77,6 +77,13 @@ def test_the_page_of_look_is_part_of_the_package_and_small() -> None:
     assert len(gzip.compress(content)) <= 200_000
 
 
+def test_help_of_make_fits_a_terminal() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.findall(r"^([a-z]+):.*?## (.*)", text, re.MULTILINE)
+    assert len(found) > 10
+    assert not [name for name, words in found if len(f"  make {name:8} {words}") > 80]
+
+
 def test_project_and_changelog_have_the_same_version() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert settings["project"]["dynamic"] == ["version"]
