@@ -88,7 +88,9 @@ def main() -> int:
     failed: set[str] = set()
     for number in range(1, args.rounds + 1):
         machine.append(
-            run_json([sys.executable, HERE.parent / "machine.py", "--threads", args.threads], args)
+            run_json(
+                [args.trifold_python, HERE.parent / "machine.py", "--threads", args.threads], args
+            )
         )
         for runner in chosen:
             try:
