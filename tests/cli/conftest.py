@@ -30,6 +30,7 @@ def trifold() -> Callable[..., Result]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of the recipe `smoke`."""
     folder = tmp_path_factory.mktemp("runs") / "smoke"
-    done = run_command("train", "smoke", "--out", str(folder))
+    often = [f"train.{key}=20" for key in ("validate_every", "save_every")]
+    done = run_command("train", "smoke", "train.steps=60", *often, "--out", str(folder))
     assert done.code == 0, done.err
     return folder

@@ -124,7 +124,8 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 @pytest.mark.slow
 def test_a_package_without_variants_trains(tmp_path: Path) -> None:
     package = {"PYTHONPATH": str(package_without(NAMES, tmp_path))}
-    done = run(package, "trifold", "train", "smoke", "--out", str(tmp_path / "run"))
+    words = ("train", "smoke", "train.steps=4", "train.warmup=1", "--out", str(tmp_path / "run"))
+    done = run(package, "trifold", *words)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
