@@ -310,7 +310,9 @@ def test_recomputed_compiled_blocks_repeat_their_dropout(gradient):
 
 @requires_compiler
 @pytest.mark.slow
+@pytest.mark.usefixtures("only_traced")
 def test_resumed_compiled_run_equals_an_uninterrupted_one(assert_resumable, tmp_path):
+    """As recomputed blocks, generated code draws its dropout from the generator that is restored."""
     assert_resumable([5], train__compile="blocks", **DECODER)
     assert read_json(named(tmp_path / "run" / "environment.json"))["compiled"] is True
 
