@@ -29,6 +29,15 @@ ANSWERS = {
     "--train demo": "commands have no dashes; write `trifold train`",
     "--model x": "no option --model: `trifold show` lists models",
     "foo": "no command 'foo'; the commands are demo, recipes,",
+    "llama-cli -m a.gguf": "`trifold generate runs/demo",
+    "onmt_translate -model a.pt": "`trifold generate runs/demo",
+    "onmt_train": "no command 'onmt_train'; write `trifold train`",
+    "fairseq-generate": "write `trifold generate`",
+    "spm_train": "training makes the tokenizer of a recipe",
+    "preprocess": "data is read as it is",
+    "average_checkpoints": "`trifold train demo train.average=5`",
+    "accelerate launch a.py": "torchrun --nproc-per-node 2 -m trifold train demo",
+    "cache": "in the cache of huggingface_hub, which `hf cache ls` lists",
     "train.steps=3": "a setting follows the name of a recipe: `trifold train demo train.steps=3`",
     "{here}": "to use a model: `trifold generate {here}",
     "{here}/a.csv": "to train with this file: `trifold train classify data.train={here}/a.csv`",
@@ -47,6 +56,9 @@ ANSWERS = {
     "train smoke --gpu 1": "`trifold train smoke train.device=cuda:1`",
     "train --bf16 smoke": "`trifold train smoke train.precision=bfloat16`",
     "train smoke --overwrite": "a run is never overwritten: `trifold train smoke --out runs/another`",
+    "train smoke --out a --force": "`trifold train smoke --out runs/another` writes another,",
+    "train smoke --learning_rate 3 --seed 4 --fp16": "`trifold train smoke train.seed=4 train.precision=bfloat16 train.learning_rate=3`",
+    "train smoke --fp16 --max-steps 4": "`trifold train smoke train.steps=4 train.precision=bfloat16`",
     "resume runs/demo --max-steps 500": "`trifold resume runs/demo train.steps=500`",
     "show smoke --lr 3": "`trifold show smoke train.learning_rate=3`",
     "train smoke --zzz 3": "No such option: --zzz; see `trifold train --help`",
@@ -56,6 +68,18 @@ ANSWERS = {
     "generate x hi --temp 0.5": "write `trifold generate x hi --temperature 0.5`",
     "generate x hi --gpu": "write `trifold generate x hi --device cuda`",
     "generate x hi -o a.txt": "write `trifold generate x hi --out a.txt`",
+    "generate x hi --out a.txt --force": "write `trifold generate x hi --out a.txt --overwrite`",
+    "convert x y --exist_ok": "write `trifold convert x y --overwrite`",
+    "generate -m x -p hi -n 9": "the model comes first: `trifold generate x hi --max-new-tokens 9`",
+    "generate -model x -src a.txt -output b": "`trifold generate x --out b - < a.txt`",
+    "generate x hi --repeat-penalty 2": "write `trifold generate x hi --repetition-penalty 2`",
+    "generate x hi -t 8": "OMP_NUM_THREADS=4 before trifold",
+    "generate x hi -ngl 99": "--device cuda names it",
+    "generate x hi -c 4096": "the model reads as many tokens as it was made for",
+    "generate x hi --trust-remote-code": "code of a model is never run",
+    "generate x hi --token abc": "HF_TOKEN",
+    "predict x hi --cache_dir abc": "HF_HOME",
+    "generate x hi --verbose": "messages go to standard error",
     "eval x --beams 4": "write `trifold eval x --num-beams 4`",
     "generate x hi --tempature 2": "(Possible options: --temperature)",
     # text without quotes
@@ -105,7 +129,8 @@ def commands_of(answer: str) -> list[list[str]]:
 
 
 def test_every_command_of_an_answer_parses():
-    answers = [*(meaning.answer for meaning in hints.MEANINGS), *hints.TRAINING.values()]
+    answers = [meaning.answer for meaning in hints.MEANINGS]
+    answers += [*hints.TRAINING.values(), *hints.OTHERS.values()]
     found = list(chain.from_iterable(map(commands_of, answers)))
     assert len(found) > 40
     for _, name, *rest in found:

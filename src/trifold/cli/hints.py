@@ -28,7 +28,8 @@ def explain(error: Exception, arguments: Sequence[str], commands: Sequence[str])
         return answer_command(option or _first_word(arguments), commands)
     words = [*arguments][[*arguments].index(context.info_name) + 1 :]
     parameters = context.command.params
-    known = [name for each in parameters for name in each.opts if name.startswith("-")]
+    options = (name for each in parameters for name in (*each.opts, *each.secondary_opts))
+    known = [name for name in options if name.startswith("-")]
     names = [each for each in parameters if each.param_type_name == "argument"]
     if is_unknown_option and option is not None:
         metavars = [str(each.metavar) for each in names]
@@ -74,7 +75,7 @@ MEANINGS = (
         "type",
     ),
     Meaning(
-        "infer inference apply use pipeline",
+        "infer inference apply use pipeline llama llama-cli vllm ollama",
         'for text that a model writes: `trifold generate runs/demo "I love dogs."`; for labels, '
         'tags, answers and vectors: `trifold predict runs/reviews "A lovely film."`',
     ),
@@ -177,9 +178,29 @@ MEANINGS = (
         "`trifold recipes` lists recipes",
     ),
     Meaning(
-        "tokenize tokenise tokenizer tokeniser tokens encode decode vocab vocabulary bpe",
+        "tokenize tokenise tokenizer tokeniser tokens encode decode vocab vocabulary bpe "
+        "build-vocab spm spm-train spm-encode learn-bpe subword-nmt sentencepiece",
         "training makes the tokenizer of a recipe: `trifold train demo tokenizer.vocab_size=4000`; "
         'Python has trifold.load("runs/demo").tokenizer',
+    ),
+    Meaning(
+        "preprocess prepare binarize binarise convert-data clean-data",
+        "data is read as it is, and training makes what it needs: "
+        "`trifold train classify data.train=reviews.csv`",
+    ),
+    Meaning(
+        "accelerate torchrun deepspeed distributed ddp multi-gpu",
+        "several processes are started by torchrun: "
+        "torchrun --nproc-per-node 2 -m trifold train demo",
+    ),
+    Meaning(
+        "average-checkpoints average ensemble",
+        "a run averages its last checkpoints by a setting: `trifold train demo train.average=5`",
+    ),
+    Meaning(
+        "cache caches",
+        "models are in the cache of huggingface_hub, which `hf cache ls` lists; datasets are in "
+        "the folder that `trifold data` names",
     ),
     Meaning(
         "distill distillation prune compress",
@@ -227,11 +248,12 @@ def answer_command(name: str, commands: Sequence[str]) -> str | None:
         return f"{start}: {answers[word]}"
     if _is_object(name):
         return f"{start}: {_about_object(name)}"
-    first = re.split("[-_ ]", name.casefold())[0]
-    if first in answers:  # eval_model
-        return f"{start}: {answers[first]}"
-    if first in commands:
-        return f"{start}; write `trifold {first}`"
+    parts = re.split("[-_ ]", name.casefold())
+    for part in (parts[0], parts[-1]):
+        if part in answers:  # eval_model
+            return f"{start}: {answers[part]}"
+        if part in commands:  # fairseq-train
+            return f"{start}; write `trifold {part}`"
     near = get_close_matches(word, [*commands, *answers], n=1, cutoff=0.75)
     if near and near[0] in answers:
         return f"{start}: {answers[near[0]]}"
@@ -334,7 +356,7 @@ TRAINING = {
     "model": "`{command} start_from={value}` starts from a trained model, and "
     "`{command} model.preset={value}` from random weights",
     "config config-file recipe cfg conf": "the recipe has no option: `trifold {name} {value}`",
-    "overwrite overwrite-output-dir force f y yes exist-ok": "a run is never overwritten: "
+    "overwrite overwrite-output-dir force yes exist-ok": "a run is never overwritten: "
     "`{command} --out runs/another` writes another, and --resume auto continues one",
     "lora peft": "a group of settings: `{command} train.lora.rank=8`",
     "verbose quiet wandb report-to": "training prints its progress to standard error, and writes "
@@ -343,10 +365,12 @@ TRAINING = {
 
 # Options of other programs -> ours, with a value where it takes none there.
 OPTIONS = {
-    "--temperature": "temp t",
+    "--temperature": "temp",
+    "--repetition-penalty": "repeat-penalty",
     "--num-beams": "beams beam beam-size num-beam beam-width",
-    "--max-new-tokens": "max-length max-tokens length tokens max-len n-tokens",
-    "--num-return-sequences": "samples num-samples n n-best nbest",
+    "--max-new-tokens": "max-length max-tokens length tokens max-len n-tokens n n-predict "
+    "num-predict max-gen-len",
+    "--num-return-sequences": "samples num-samples n-best nbest",
     "--out": "output output-file o save save-to output-dir outfile out-file output-folder",
     "--device cuda": "gpu cuda use-gpu",
     "--device cpu": "cpu no-cuda",
@@ -358,19 +382,38 @@ OPTIONS = {
     "--pair": "text2 second text-pair context",
     "--choices": "choice labels candidate-labels",
     "--top-k": "k topk",
-    "--top-p": "p topp nucleus",
+    "--top-p": "topp nucleus",
     "--split": "subset",
     "--report": "confusion mistakes errors",
     "--json": "format as-json",
-    "--overwrite": "force f y yes overwrite-output overwrite-output-dir clobber exist-ok replace",
+    "--overwrite": "force yes overwrite-output overwrite-output-dir clobber exist-ok replace",
     "--shard-size": "max-shard-size",
     "--precision": "dtype",
     "--length": "seq-len max-length",
 }
 WITHOUT_VALUE = ("--json", "--overwrite", "--device", "--weights", "--dtype ")
 POSITIONAL = "model m model-name model-name-or-path checkpoint ckpt run recipe folder".split()
-INPUT = "input file input-file i infile".split()
-TEXT = "prompt text sentence source query q".split()
+INPUT = "input file input-file i f infile src src-file prompts-file".split()
+TEXT = "prompt p text sentence source query q".split()
+# Options of other programs that no option stands for -> what to do.
+OTHERS = {
+    "threads t n-threads num-threads intra-op": "the environment sets the number of threads: "
+    "OMP_NUM_THREADS=4 before trifold",
+    "n-gpu-layers ngl gpu-layers device-map": "a model is on one device as a whole; --device cuda "
+    "names it",
+    "ctx-size c n-ctx context-size num-ctx": "the model reads as many tokens as it was made for; "
+    "`trifold show MODEL` has the number of positions",
+    "cache-dir": "the environment names the cache of models, HF_HOME, and that of datasets, "
+    "TRIFOLD_DATA",
+    "hf-token token use-auth-token auth-token": "the environment has it: HF_TOKEN, or "
+    "`hf auth login` of huggingface_hub",
+    "trust-remote-code": "code of a model is never run; its parts are those of trifold, or "
+    "named by --part MODULE",
+    "verbose v debug log-level quiet silent": "messages go to standard error; 2>/dev/null hides "
+    "them",
+    "interactive conversation cnv color": "type `-` in place of the text; each line that you type "
+    "is answered",
+}
 
 
 def answer_option(
@@ -381,25 +424,71 @@ def answer_option(
 
     words: those that follow the name of the command. known: the options of the command.
     """
-    name = option.lstrip("-").replace("_", "-").casefold()
+    option = _whole_option(option, words)
+    name = _plain(option)
     used = _Use.find(option, words)
-    if command in SETTINGS_COMMANDS and (answer := _answer_setting(name, command, used)):
+    if command in SETTINGS_COMMANDS and (answer := _answer_setting(name, command, used, known)):
         return f"no option {option}: {answer}"
-    ours = _our_option(name, known)
-    if ours is not None:
-        return f"no option {option}; write `trifold {command} {used.replaced(ours)}`"
-    if "MODEL" in known and name in POSITIONAL and used.value:
-        rest = " ".join(map(_quoted, [used.value, *used.others]))
-        return f"no option {option}: the model comes first: `trifold {command} {rest}`"
-    if "TEXT" in known and name in TEXT and used.value:
-        rest = " ".join([*map(shlex.quote, used.others), in_quotes(used.value)])
-        return f"no option {option}: the text comes after the model: `trifold {command} {rest}`"
-    if "TEXT" in known and name in INPUT and used.value:
-        rest = shlex.join(used.others)
-        return (
-            f"no option {option}: lines are read from a pipe: "
-            f"`trifold {command} {rest} - < {shlex.quote(used.value)}`"
-        )
+    for names, text in OTHERS.items():
+        if name in names.split():
+            return f"no option {option}: {text}"
+    fixed = _without_foreign(option, words, known)
+    if fixed is None:
+        return None
+    text, words = fixed
+    while (more := _next_foreign(words, known)) and (fixed := _without_foreign(more, words, known)):
+        _, words = fixed
+    return f"no option {option}{text} `trifold {command} {_command_line(words)}`"
+
+
+def _command_line(words: Sequence[str]) -> str:
+    """The words as they are typed; `<` is that of the shell."""
+    return " ".join(word if word == "<" else _quoted(word) for word in words)
+
+
+def _plain(option: str) -> str:
+    """The name of an option without dashes, as `OPTIONS` writes it."""
+    return option.lstrip("-").replace("_", "-").casefold()
+
+
+def _whole_option(option: str, words: Sequence[str]) -> str:
+    """The option with all of its letters, also if it has one dash, as in `-src`."""
+    if option in words or option.startswith("--"):
+        return option
+    return next((word for word in words if re.match(rf"{option}[a-z]", word)), option)
+
+
+def _next_foreign(words: Sequence[str], known: Sequence[str]) -> str | None:
+    """The first option among the words that the command does not have."""
+    options = (word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word))
+    return next((option for option in options if option not in known), None)
+
+
+def _without_foreign(
+    option: str, words: Sequence[str], known: Sequence[str]
+) -> tuple[str, list[str]] | None:
+    """The words with ours in place of an option of another program, after what is said about it;
+    None if there is none.
+    """
+    name = _plain(option)
+    used = _Use.find(option, words)
+    if (ours := _our_option(name, known)) is not None:
+        return "; write", used.replaced(ours)
+    if not used.value:
+        return None
+    if "MODEL" in known and name in POSITIONAL:
+        return ": the model comes first:", [used.value, *used.others]
+    if "TEXT" in known and name in TEXT:
+        first = used.others[:1]
+        if first and first[0].startswith("-"):
+            first = []
+        return ": the text comes after the model:", [
+            *first,
+            used.value,
+            *used.others[len(first) :],
+        ]
+    if "TEXT" in known and name in INPUT:
+        return ": lines are read from a pipe:", [*used.others, "-", "<", used.value]
     return None
 
 
@@ -431,24 +520,24 @@ class _Use(NamedTuple):
         """The words without the option."""
         return [*self.before, *self.after]
 
-    def replaced(self, option: str) -> str:
+    def replaced(self, option: str) -> list[str]:
         """The words with another option in its place; one with a value of its own leaves the value
         as a word.
         """
         value = [self.value] if self.value else []
         if not value and not option.startswith(WITHOUT_VALUE):
             value = ["VALUE"]
-        return " ".join(
-            [*map(_quoted, self.before), option, *map(_quoted, value), *map(_quoted, self.after)]
-        )
+        return [*self.before, *option.split(), *value, *self.after]
 
 
-def _answer_setting(name: str, command: str, used: _Use) -> str | None:
+def _answer_setting(name: str, command: str, used: _Use, known: Sequence[str]) -> str | None:
     """What to write for a setting that is written as an option of a command with settings."""
-    others = used.others or ["demo"]
-    base = shlex.join(others)
+    others = _with_settings(used.others, known) or ["demo"]
     for names, text in TRAINING.items():
         if name in names.split() and command != "study":
+            if " --out " in text:
+                others = _Use.find("--out", others).others
+            base = shlex.join(others)
             value = _quoted(used.value or "NAME")
             return text.format(command=f"trifold {command} {base}", name=command, value=value)
     if name in _FLAG_OF:
@@ -457,13 +546,30 @@ def _answer_setting(name: str, command: str, used: _Use) -> str | None:
             setting += f":{used.value}"
             rest = others
         else:
-            rest = [*used.before, *_unless_equal(used), *used.after] or others
+            rest = [*used.before, *_unless_equal(used), *used.after]
+            rest = _with_settings(rest, known) or others
         return f"settings are key=value: `trifold {command} {shlex.join([*rest, setting])}`"
     key = _key_of(name)
     if key is None:
         return None
     setting = f"{key}={used.value or 'VALUE'}"
     return f"settings are key=value: `trifold {command} {shlex.join([*others, setting])}`"
+
+
+def _with_settings(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The words with settings in place of further options that stand for some."""
+    for word in words:
+        option = word.partition("=")[0]
+        if not word.startswith("-") or option in known:
+            continue
+        used = _Use.find(option, words)
+        name = _plain(option)
+        if name in _FLAG_OF:
+            others = [*used.before, *_unless_equal(used), *used.after]
+            return _with_settings([*others, _FLAG_OF[name]], known)
+        if used.value and (key := _key_of(name)) is not None:
+            return _with_settings([*used.others, f"{key}={used.value}"], known)
+    return [*words]
 
 
 def _unless_equal(used: _Use) -> list[str]:

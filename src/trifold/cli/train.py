@@ -164,7 +164,8 @@ def _print_outcome(outcome: Outcome, recipe: Recipe) -> None:
         print(wrapped(f"stopped by:   {_describe_end(outcome, recipe)}"))
     print(f"model:        {describe_folder(outcome.folder / 'model')}")
     print(f"run folder:   {outcome.folder}")
-    print(f"use it:       {recipe.task.usage(outcome.folder)}")
+    parts = "".join(f" --part {name}" for name in recipe.model.parts)
+    print(f"use it:       {recipe.task.usage(outcome.folder)}{parts}")
     for line in outcome.advice:
         print_note(line)
 

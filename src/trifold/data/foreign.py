@@ -17,7 +17,7 @@ class ForeignFormat(NamedTuple):
     remedy: str
 
 
-_SAVE = "save it as CSV in UTF-8"
+_SAVE = "save it as CSV in UTF-8"  # Excel workbooks are read as tables, and not as texts
 FOREIGN_FORMATS = (
     ForeignFormat(
         ".xlsx .xlsm .xls .xlsb .xlt .ods .fods .numbers .gsheet",
@@ -33,8 +33,8 @@ FOREIGN_FORMATS = (
         ".pptx .ppt .odp .key", "a presentation", "export its text as plain text in UTF-8"
     ),
     ForeignFormat(
-        ".pdf .ps .djvu",
-        "a document for printing",
+        ".pdf",
+        "a PDF document",
         "extract its text, as with `pdftotext FILE.pdf`",
     ),
     ForeignFormat(
@@ -42,18 +42,18 @@ FOREIGN_FORMATS = (
     ),
     ForeignFormat(
         ".pkl .pickle .joblib .dill",
-        "a pickle, which can run code and is not read",
+        "a pickle, which can run code,",
         'write its rows as CSV: `pandas.read_pickle(FILE).to_csv("rows.csv", index=False)`, or '
         "pass them from Python: trifold.train(RECIPE, data=rows)",
     ),
     ForeignFormat(
         ".rdata .rda .rds",
-        "data of R",
+        "a file of R",
         'write it as CSV in R: `write.csv(x, "rows.csv", row.names = FALSE)`',
     ),
     ForeignFormat(
         ".sav .zsav .por .dta .sas7bdat .xpt .mat .omv",
-        "data of a statistics program",
+        "a file of a statistics program",
         f"{_SAVE} in that program",
     ),
     ForeignFormat(
@@ -63,7 +63,7 @@ FOREIGN_FORMATS = (
     ),
     ForeignFormat(
         ".feather .arrow .ipc .orc .avro",
-        "a table in a format of columns that is not read",
+        "a table of columns",
         'write it as Parquet: `pandas.read_feather(FILE).to_parquet("rows.parquet")`',
     ),
     ForeignFormat(
@@ -76,7 +76,7 @@ FOREIGN_FORMATS = (
     ),
     ForeignFormat(
         ".pt .pth .bin .safetensors .gguf .ckpt .onnx",
-        "the weights of a model",
+        "a file of weights",
         "name a text or a table as data, and a model with start_from",
     ),
     ForeignFormat(
@@ -134,7 +134,7 @@ def foreign_error(name: str, first: bytes) -> DataError | None:
     found = next((FORMAT_OF[suffix] for suffix in suffixes if suffix in FORMAT_OF), None)
     if found is None:
         return None
-    return DataError(f"{name}: {found.what}; {found.remedy}")
+    return DataError(f"{name}: is {found.what} and no text; {found.remedy}")
 
 
 def _is_text(line: bytes) -> bool:
