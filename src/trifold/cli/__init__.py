@@ -1,7 +1,8 @@
 """The command line: each command parses its arguments, makes one call and prints the result. One
 file per command.
 
-Commands share `terminal`, `options`, `panels`, `batch` and `names`; `hints` answers unknown words.
+Commands share `terminal`, `progress`, `options`, `panels`, `batch` and `names`; `hints` answers
+unknown words, and `interruption` has the last line after Ctrl-C.
 `doctor` also has `checks` and `speed`; `predict` has `predictor`, `tables`, `parts`,
 `prediction_output` and `table_output`; `eval` has `report`; `train` has `several`; `runs` has
 `run_table`; `demo` has the folder `demos`.
@@ -24,6 +25,7 @@ import typer
 
 import trifold
 from trifold.cli.hints import explain, explain_keys
+from trifold.cli.interruption import print_last_line, with_last_line
 from trifold.cli.panels import PanelCommand
 from trifold.cli.terminal import DISK_FULL, is_main_process, print_error, use_utf8
 from trifold.errors import OtherRankError, TrifoldError, UsageError
@@ -87,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if stop.code != 143:  # not SIGTERM
             raise
         return 143
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:  # before the command; the library returns 130 for others
+        print_last_line(stop, arguments)
         return 130
     except BrokenPipeError:
         # The interpreter's final flush would fail too.
@@ -156,7 +159,7 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             examples = "\n".join(f"  {example}" for example in command.EXAMPLES)
             help = f"{inspect.getdoc(command.run)}\n\n\b\nExamples:\n{examples}"
             declare = app.command(name, cls=PanelCommand, short_help=description, help=help)
-            declare(command.run)
+            declare(with_last_line(command.run, arguments))
         else:
             app.command(name, short_help=description)(lambda: None)  # not called
     return app

@@ -5,12 +5,12 @@ error.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from trifold.cli.progress import TextProgress
 from trifold.cli.terminal import print_note
 from trifold.errors import DataError, UsageError, check_utf8
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
 
 BATCH = 2048  # texts read before they are sorted by length; more would delay the first output
-INTERVAL = 5.0  # seconds between progress lines
 
 
 class Output(NamedTuple):
@@ -189,23 +188,6 @@ def warn_holes(names: Iterable[str]) -> None:
     if written := ", ".join(names):
         what = f"warning: {shorten(written, 40, placeholder=' …')} in the text is read as letters"
         print_note(f"{what}; --parse-special reads special tokens")
-
-
-class TextProgress:
-    """Prints the number of finished texts every few seconds."""
-
-    def __init__(self) -> None:
-        self.done = 0
-        self._start = self._printed = time.monotonic()
-
-    def __call__(self, finished: int) -> None:
-        self.done += finished
-        now = time.monotonic()
-        if now - self._printed >= INTERVAL:
-            print_note(
-                f"{self.done:,} texts done, {self.done / (now - self._start):,.1f} per second"
-            )
-            self._printed = now
 
 
 def generate_outputs(

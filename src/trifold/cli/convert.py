@@ -7,7 +7,8 @@ import typer
 
 from trifold import disk
 from trifold.cli.options import DTYPES, Codec, Json, Overwrite, argument, dtype_option, value
-from trifold.cli.terminal import byte_progress, print_json, print_note
+from trifold.cli.progress import byte_progress
+from trifold.cli.terminal import print_json, print_note
 from trifold.errors import check_utf8
 
 EXAMPLES = (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from trifold.cli.interruption import continued_by_the_same_command
 from trifold.cli.options import Json, argument
-from trifold.cli.terminal import byte_progress, print_json, print_note, print_table
+from trifold.cli.progress import byte_progress
+from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ def _obtain(dataset: Dataset) -> None:
         raise DataError(
             f"{dataset.name} cannot be downloaded: {dataset.by_hand}. Its files: {files}"
         )
-    download(dataset, print_note, byte_progress)
+    with continued_by_the_same_command():
+        download(dataset, print_note, byte_progress)
 
 
 def _describe(dataset: Dataset) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from trifold.cli.options import (
     with_options,
 )
 from trifold.cli.panels import FIRST, in_panels
+from trifold.cli.progress import time_progress
 from trifold.cli.terminal import check_output, open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8, plural
 from trifold.folders import named
@@ -455,7 +456,7 @@ def open_validation(request: EvalRequest) -> tuple[Pipeline, Objective, Any, Eva
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
     samples = sys.maxsize if request.folder else 0  # --report lists the mistakes among all rows
-    context = EvalContext(batches, generation, samples, seed=1, poll=lambda: None)
+    context = EvalContext(batches, generation, samples, seed=1, poll=time_progress("evaluating"))
     if recipe is None:
         return *_open_language_model(request), context
     return *_open_task(request, recipe, batches), context

@@ -12,7 +12,8 @@ import typer
 from trifold.cli.names import CONTENT, check_no_files
 from trifold.cli.options import AsText, Codec, Device, Json, Model, Overwrite, argument, value
 from trifold.cli.panels import FIRST, in_panels
-from trifold.cli.terminal import check_output, count_progress, print_json, print_note, print_table
+from trifold.cli.progress import count_progress
+from trifold.cli.terminal import check_output, print_json, print_note, print_table
 from trifold.errors import UsageError, check_utf8
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import typer
 
 from trifold.cli.batch import (
     BATCH,
-    TextProgress,
     in_batches,
     load_pipeline,
     reads_stdin,
@@ -34,6 +33,7 @@ from trifold.cli.options import (
     with_options,
 )
 from trifold.cli.panels import FIRST, in_panels
+from trifold.cli.progress import TextProgress
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, image_inputs, is_table, open_table
 from trifold.cli.terminal import check_output, open_output, print_note, print_result

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trifold import disk
+from trifold.cli.interruption import INTERRUPTED, continued_by_the_same_command
 from trifold.cli.options import Json, Overwrite, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.cli.train import Changes, RunOut
@@ -55,7 +56,8 @@ def run(
     if not any(run.folder.path.exists() for run in runs):  # the results are not of this study
         for file in RESULTS:
             disk.check_free(folder / file, overwrite=overwrite)
-    _train_runs(runs)
+    with continued_by_the_same_command():
+        _train_runs(runs)
     results = [run.result() for run in runs]
     points = [(result["parameters"], result["tokens"]) for result in results]
     losses = [result["loss"] for result in results]
@@ -82,6 +84,8 @@ def _train_runs(runs: Sequence[StudyRun]) -> None:
         size = f"size {run.size}: {run.parameters:,} parameters, {run.tokens:,} tokens"
         print_note(f"run {number} of {len(runs)}, {size}")
         outcome = train(run.recipe, out=run.folder.path, resume="auto")
+        if outcome.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt
         if not outcome.finished:
             print_note("the same command continues the study")
             raise typer.Exit(outcome.exit_code)

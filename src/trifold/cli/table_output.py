@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trifold import disk
+from trifold.cli.interruption import continued_by_the_same_command
+from trifold.cli.progress import count_progress
 from trifold.cli.tables import Input
-from trifold.cli.terminal import count_progress, print_note
+from trifold.cli.terminal import print_note
 from trifold.data.dialects import Dialect
 from trifold.data.lines import inner_suffix
 from trifold.errors import DataError, UsageError
@@ -146,7 +148,12 @@ def write_table(
         state_file = out.with_name(f"{out.name}.part.json")
         state = _read_state(part, state_file, key, overwrite=overwrite)
         columns += names.values()
-        with part.open("ab") as file, count_progress("new rows", total - state["rows"]) as advance:
+        left = total - state["rows"]
+        with (
+            continued_by_the_same_command(),
+            part.open("ab") as file,
+            count_progress("new rows", left) as advance,
+        ):
             file.truncate(state["bytes"])
             if not state["rows"]:
                 disk.put(file, form.header(columns))

@@ -8,7 +8,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
@@ -94,54 +94,6 @@ def print_table(
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-@contextmanager
-def byte_progress(title: str) -> Iterator[Callable[[int | None, int], None] | None]:
-    """A progress bar of bytes on standard error, updated with (total if known, newly done); None
-    without a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress as bar
-    from rich.console import Console
-
-    numbers = (bar.DownloadColumn(), bar.TransferSpeedColumn(), bar.TimeRemainingColumn())
-    columns = (bar.TextColumn(title), bar.BarColumn(), *numbers)
-    with bar.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda total, done: progress.update(task, total=total, advance=done)
-
-
-@contextmanager
-def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and time left, updated with the number newly done; without a terminal, one
-    line at the end.
-    """
-    if not sys.stderr.isatty():
-        done: list[int] = []
-        yield done.append
-        print_note(f"{title}: {sum(done):,} of {total:,}")
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:,.0f}/s"),
-    )
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=total, rate=0.0)
-        yield lambda more: progress.update(task, advance=more, rate=progress.tasks[0].speed or 0.0)
 
 
 def print_result(text: str, results: TextIO, end: str = "\n") -> None:

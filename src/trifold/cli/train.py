@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -84,10 +82,14 @@ def train_recipe(
             if seeds is not None or folds is not None:
                 _train_several(settings, out, seeds, folds, data_changed=data_changed, json=json)
             outcome = train(settings, out=out, resume=resume, data_changed=data_changed)
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as stop:
+        options = _options(out, seeds, folds, data_changed=data_changed)
+        command = shlex.join(["trifold", "train", str(recipe), *(changes or ()), *options])
+        line = f"stopped immediately; continue with `{command}`"
+        if isinstance(stop, KeyboardInterrupt):
+            raise KeyboardInterrupt(line) from None
         if is_main_process():
-            options = _options(out, seeds, folds, data_changed=data_changed)
-            _say_stopped(["trifold", "train", str(recipe), *(changes or ()), *options])
+            print_note(line)
         raise
     if is_main_process() and json:
         _print_outcome_as_json(outcome)
@@ -113,13 +115,6 @@ def _train_several(
     if is_main_process() and not exit_code:
         runs.run(folder, "date", json)
     raise typer.Exit(exit_code)
-
-
-def _say_stopped(command: Sequence[str]) -> None:
-    """Print the command that continues a training which was interrupted before it could save."""
-    if sys.stderr.isatty():
-        print(end="\r", file=sys.stderr)  # over the ^C
-    print_note(f"stopped immediately; continue with `{shlex.join(command)}`")
 
 
 def _options(

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from trifold.cli import demos
 from trifold.cli.demos import MARKS, abbreviate, next_commands, spread
-from trifold.cli.terminal import count_progress, print_json, print_note, print_table
+from trifold.cli.progress import count_progress
+from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.data import embedded
 from trifold.data.stdlib import FunctionCheck, check_function
 from trifold.generate import GenerationConfig
