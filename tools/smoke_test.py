@@ -102,8 +102,9 @@ def install(python: str, distribution: Path) -> None:
         done = subprocess.run([*pip, "install", "--quiet", *options, file], check=False)
         if done.returncode:
             raise SystemExit(f"error: pip cannot install {distribution}, see above")
-    if subprocess.run([*pip, "check"], check=False).returncode:
-        raise SystemExit(f"error: {distribution} and its packages do not fit, see above")
+    done = subprocess.run([*pip, "check"], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"error: pip check of {distribution}:\n{done.stdout}{done.stderr}")
     print(f"  {time.perf_counter() - begin:5.1f} s  install {distribution.name}", flush=True)
 
 
