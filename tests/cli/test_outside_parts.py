@@ -53,6 +53,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_recipe_file_imports_its_parts_and_a_folder_imports_nothing(trifold, folder, forget):
     done = trifold("train", "mine.yaml", "--out", "run")
     assert done.code == 0, done.err
+    assert 'trifold generate run "your text" --part my_cosine' in done.out
     named = ["--part", "my_cosine"]
     commands = (
         ("eval", "run", "text.txt"),

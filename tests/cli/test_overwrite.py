@@ -55,6 +55,13 @@ def test_results_are_replaced_only_if_told(command, trifold, run, here, monkeypa
     assert taken.read_bytes() not in (b"mine", b"")
 
 
+def test_a_model_is_looked_for_after_the_target(trifold, here):
+    """A model of the hub is not downloaded for nothing."""
+    (here / "new").mkdir()
+    (here / "new" / "a.txt").touch()
+    assert f"new: {FOLDER}" in " ".join(trifold("convert", "no/model", "new").err.split())
+
+
 def test_what_holds_nothing_is_no_result(trifold, run, here):
     """`mktemp` makes an empty file, and `-` and devices are no files."""
     (here / "a.txt").touch()

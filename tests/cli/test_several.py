@@ -70,6 +70,18 @@ def test_folds_hold_out_each_row_once(train, tmp_path):
         assert (data["valid"], data["holdout"]) == (None, f"fold:{fold}/2")
 
 
+@pytest.mark.parametrize("content", ['{"mean": 3}', "text"])
+def test_a_summary_of_another_program_is_not_replaced(train, tmp_path, content):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "summary.json").write_text(content, encoding="utf-8")
+    done = train("--seeds", "2")
+    assert done.code == 2
+    assert "out/summary.json: is not of trifold, and is not replaced; choose another --out" in (
+        " ".join(done.err.split())
+    )
+    assert (tmp_path / "out" / "summary.json").read_text("utf-8") == content
+
+
 def test_after_a_signal_the_same_command_continues(train, tmp_path, monkeypatch):
     calls = []
 

@@ -133,6 +133,18 @@ def test_wrong_studies_are_rejected_before_training(
     assert not (tmp_path / "out").exists()
 
 
+def test_results_of_another_study_are_not_replaced(trifold, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "train", pytest.fail)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "study.png").write_bytes(b"mine")
+    done = trifold("study", str(file), "--out", str(tmp_path / "out"))
+    assert (done.code, done.out) == (2, "")
+    assert "study.png: the file exists; name another file, or add --overwrite" in done.err
+    (tmp_path / "out" / "study.png").unlink()
+    monkeypatch.setattr(loop, "train", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert trifold("study", str(file), "--out", str(tmp_path / "out")).code == 130
+
+
 def test_a_missing_file_is_named(trifold, tmp_path):
     done = trifold("study", str(tmp_path / "none.yaml"))
     assert done.code == 2 and "name the YAML file of a study" in " ".join(done.err.split())

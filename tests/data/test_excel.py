@@ -108,6 +108,16 @@ def _entities():
 
 
 SHEET = "xl/worksheets/sheet1.xml"
+
+
+def test_the_stated_size_of_a_sheet_is_not_trusted(workbook):
+    file = workbook([["review", "label"], ["a", "b"]])
+    with zipfile.ZipFile(file) as archive:
+        sheet = archive.read(SHEET)
+    _rewrite(file, {SHEET: sheet.replace(b'<dimension ref="A1:B2"', b'<dimension ref="A1"')})
+    assert [cells for _, cells in iter_sheet(file, [])] == [["review", "label"], ["a", "b"]]
+
+
 HOSTILE = {
     "no archive": (None, "not a readable Excel workbook (File is not a zip file); open it"),
     "no sheet": ({"xl/workbook.xml": b"<workbook/>"}, "not a readable Excel workbook"),

@@ -14,7 +14,7 @@ from tests.hub.checkpoints import equal, settings
 from tests.hub.parity import make
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.hub import convert as module, load_model, save_model
+from trifold.hub import convert as module, load_model, read_config, save_model
 from trifold.hub.convert import convert
 from trifold.nn import Inputs, Transformer
 
@@ -261,6 +261,8 @@ def test_only_a_model_is_overwritten(make_model: Make, tmp_path: Path) -> None:
     convert(tmp_path / "old", target, overwrite=True)
     expected = convert(tmp_path / "old", tmp_path / "new").files
     assert sorted(contents(target)) == expected
+    convert(target, target, dtype=torch.bfloat16, overwrite=True)  # in place
+    assert read_config(target) == read_config(tmp_path / "old")
     assert {*tmp_path.iterdir()} == {tmp_path / name for name in ("old", "taken", "new")}
 
 

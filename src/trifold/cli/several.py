@@ -9,9 +9,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from trifold.cli.runs import RECIPE, SUMMARY, RunFacts, describe_run
-from trifold.errors import DataError, UsageError
-from trifold.folders import named, read_text
-from trifold.jsonfiles import MAX_JSON, json_line
+from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.folders import UntrustedPath, named, read_text
+from trifold.jsonfiles import MAX_JSON, json_line, read_json
 
 MAX_RUNS = 1_000  # of one command
 MAX_DIGITS = 20  # of a seed below 2^64
@@ -52,7 +52,7 @@ def _parse_seeds(text: str) -> Sequence[int]:
 def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **options: Any) -> int:
     """Train the runs that are not finished, until a signal, and write summary.json. Returns the
     exit code. Raises DataError if the data of a finished run has changed since, unless
-    `data_changed` accepts it.
+    `data_changed` accepts it; UsageError for a summary.json of another program.
     """
     from trifold import disk
     from trifold.train import train
@@ -60,6 +60,7 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
     from trifold.train.run_folder import RunFolder
     from trifold.train.stages import changed
 
+    _check_summary(named(out) / SUMMARY)
     for name, changes_of_run in changes.items():
         chosen = changed(recipe, changes_of_run)
         folder = named(out) / name
@@ -79,6 +80,18 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
         out / SUMMARY, json_line(summary | {"runs": [asdict(facts) for facts in runs]})
     )
     return 0
+
+
+def _check_summary(file: UntrustedPath) -> None:
+    """Raises UsageError for a file that this module has not written."""
+    if not file.exists():
+        return
+    try:
+        is_ours = "runs" in read_json(file)
+    except CheckpointError:
+        is_ours = False
+    if not is_ours:
+        raise UsageError(f"{file}: is not of trifold, and is not replaced; choose another --out")
 
 
 def _score_of(run: RunFacts, out: Path) -> float:
