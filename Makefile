@@ -1,10 +1,10 @@
 # All targets use .venv, which is created once and updated when pyproject.toml or constraints.txt change.
 # `make help` lists the targets.
 
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+INSTALL := $(BIN)/python tools/install.py
 # One thread per worker: small tensors gain nothing from more threads. Compiled modules are kept:
 # each worker collects all tests, which takes twice as long if they are compiled first.
 WORKERS ?= 2
@@ -85,16 +85,16 @@ $(BIN)/python:
 $(VENV)/ready-plots: $(BIN)/python pyproject.toml constraints.txt
 	@if [ $(VENV)/ready-dev -nt pyproject.toml ] && [ $(VENV)/ready-dev -nt constraints.txt ]; then :; else \
 	  echo "setup: installing trifold with its pinned versions (a few minutes the first time)"; \
-	  $(PIP) install -qq -c constraints.txt -e ".[plots,fast]"; fi
+	  $(INSTALL) ".[plots,fast]"; fi
 	@touch $@
 
 $(VENV)/ready-dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "setup: installing trifold and its tools with pinned versions (a few minutes the first time)"
-	@$(PIP) install -qq -c constraints.txt -e ".[dev,plots,fast,web,excel]"
+	@$(INSTALL) ".[dev,plots,fast,web,excel]"
 	@touch $@
 
 # The tools of the site are large, and no larger set includes them.
 $(VENV)/ready-docs: $(BIN)/python pyproject.toml constraints.txt
 	@echo "setup: installing the tools of the site with pinned versions"
-	@$(PIP) install -qq -c constraints.txt -e ".[docs]"
+	@$(INSTALL) ".[docs]"
 	@touch $@
