@@ -37,6 +37,9 @@ ANSWERS = {
     "preprocess": "data is read as it is",
     "average_checkpoints": "`trifold train demo train.average=5`",
     "accelerate launch a.py": "torchrun --nproc-per-node 2 -m trifold train demo",
+    "text-generation-launcher --model-id x": "to translate or continue text:",
+    "llama-quantize a b": "to write a model in another format or precision",
+    "wandb login": "`trifold runs` lists scores",
     "cache": "in the cache of huggingface_hub, which `hf cache ls` lists",
     "train.steps=3": "a setting follows the name of a recipe: `trifold train demo train.steps=3`",
     "{here}": "to use a model: `trifold generate {here}",
@@ -58,6 +61,11 @@ ANSWERS = {
     "train smoke --overwrite": "a run is never overwritten: `trifold train smoke --out runs/another`",
     "train smoke --out a --force": "`trifold train smoke --out runs/another` writes another,",
     "train smoke --learning_rate 3 --seed 4 --fp16": "`trifold train smoke train.seed=4 train.precision=bfloat16 train.learning_rate=3`",
+    "train smoke --resume_from_checkpoint x": "by `trifold resume x`",
+    "train smoke --world_size 2": "torchrun --nproc-per-node 2 -m trifold train smoke",
+    "train smoke --do_train --do_eval": "`trifold train smoke --do_eval` trains and validates",
+    "train smoke --resume": "--resume has a value: `trifold train smoke --resume auto`",
+    "train smoke --data_changed": "write `trifold train smoke --data-changed`",
     "train smoke --fp16 --max-steps 4": "`trifold train smoke train.steps=4 train.precision=bfloat16`",
     "resume runs/demo --max-steps 500": "`trifold resume runs/demo train.steps=500`",
     "show smoke --lr 3": "`trifold show smoke train.learning_rate=3`",
@@ -80,6 +88,14 @@ ANSWERS = {
     "generate x hi --token abc": "HF_TOKEN",
     "predict x hi --cache_dir abc": "HF_HOME",
     "generate x hi --verbose": "messages go to standard error",
+    "generate x hi --batch_size 8": "write `trifold generate x hi --batch-size 8`",
+    "generate -m x -p hi --temp 1 -ngl 9 -t 8 --verbose": "`trifold generate x hi --temperature 1`",
+    "predict x hi --return_all_scores": "write `trifold predict x hi --probabilities`",
+    "predict --model x --input_file a.csv --output_file b.csv": "`trifold predict x a.csv --out b.csv`",
+    "eval --model x --data a.tsv": "the model comes first: `trifold eval x a.tsv`",
+    "eval x --data a.tsv": "the data comes after the model: `trifold eval x a.tsv`",
+    "eval x --metric bleu": "every score of it is printed",
+    "convert x --outfile y": "the new folder comes after the old one: `trifold convert x y`",
     "eval x --beams 4": "write `trifold eval x --num-beams 4`",
     "generate x hi --tempature 2": "(Possible options: --temperature)",
     # text without quotes
@@ -130,7 +146,7 @@ def commands_of(answer: str) -> list[list[str]]:
 
 def test_every_command_of_an_answer_parses():
     answers = [meaning.answer for meaning in hints.MEANINGS]
-    answers += [*hints.TRAINING.values(), *hints.OTHERS.values()]
+    answers += [*hints.TRAINING.values(), *hints.OTHERS.values(), *hints.OTHER_FLAGS.values()]
     found = list(chain.from_iterable(map(commands_of, answers)))
     assert len(found) > 40
     for _, name, *rest in found:

@@ -20,23 +20,26 @@ def explain(error: Exception, arguments: Sequence[str], commands: Sequence[str])
     arguments: of the command line. commands: the names of all.
     """
     context: Any = getattr(error, "ctx", None)
+    option: str | None = getattr(error, "option_name", None)
+    if option == "--resume" and "argument" in str(error):
+        return f"--resume has a value: `trifold {shlex.join([*arguments, 'auto'])}`"
     if context is None:
         return None
-    option: str | None = getattr(error, "option_name", None)
     is_unknown_option = hasattr(error, "possibilities")
     if context.parent is None:  # the command itself is unknown
         return answer_command(option or _first_word(arguments), commands)
     words = [*arguments][[*arguments].index(context.info_name) + 1 :]
     parameters = context.command.params
-    options = (name for each in parameters for name in (*each.opts, *each.secondary_opts))
-    known = [name for name in options if name.startswith("-")]
+    known = {
+        name: not getattr(each, "is_flag", False)
+        for each in parameters
+        for name in (*each.opts, *each.secondary_opts)
+        if name.startswith("-")
+    }
     names = [each for each in parameters if each.param_type_name == "argument"]
     if is_unknown_option and option is not None:
         metavars = [str(each.metavar) for each in names]
-        if any("TEXT" in metavar for metavar in metavars):
-            known.append("TEXT")
-        if "MODEL" in metavars:
-            known.append("MODEL")
+        known |= dict.fromkeys(re.findall("[A-Z]+", " ".join(metavars)), True)
         return answer_option(option, context.info_name, words, known)
     if "unexpected extra" in str(error):
         found, extra, _ = context.command.make_parser(context).parse_args(args=[*words])
@@ -66,7 +69,8 @@ class Meaning(NamedTuple):
 
 MEANINGS = (
     Meaning(
-        "translate translation complete completion write sample prompt summarize summarise",
+        "translate translation complete completion generation decoder write sample prompt "
+        "summarize summarise",
         'to translate or continue text: `trifold generate runs/demo "I love dogs."`',
     ),
     Meaning(
@@ -75,7 +79,7 @@ MEANINGS = (
         "type",
     ),
     Meaning(
-        "infer inference apply use pipeline llama llama-cli vllm ollama",
+        "infer inference apply use pipeline llama-cli vllm ollama",
         'for text that a model writes: `trifold generate runs/demo "I love dogs."`; for labels, '
         'tags, answers and vectors: `trifold predict runs/reviews "A lovely film."`',
     ),
@@ -144,7 +148,7 @@ MEANINGS = (
         'to look into a model: `trifold look runs/demo "I love dogs."`',
     ),
     Meaning(
-        "tensorboard dashboard curves losses",
+        "tensorboard dashboard curves losses wandb mlflow",
         "`trifold runs` lists scores; curves are in the tensorboard folder of a run, for "
         "`tensorboard --logdir runs`",
     ),
@@ -249,7 +253,7 @@ def answer_command(name: str, commands: Sequence[str]) -> str | None:
     if _is_object(name):
         return f"{start}: {_about_object(name)}"
     parts = re.split("[-_ ]", name.casefold())
-    for part in (parts[0], parts[-1]):
+    for part in (parts[0], parts[-1], *parts):
         if part in answers:  # eval_model
             return f"{start}: {answers[part]}"
         if part in commands:  # fairseq-train
@@ -353,11 +357,17 @@ TRAINING = {
     "steps: `{command} train.steps=2000`; it prints first how many batches an epoch has",
     "batch-size batch bs per-device-train-batch-size train-batch-size": "a batch is measured in "
     "tokens: `{command} batch.tokens=4096`",
-    "model": "`{command} start_from={value}` starts from a trained model, and "
+    "model model-type": "`{command} start_from={value}` starts from a trained model, and "
     "`{command} model.preset={value}` from random weights",
     "config config-file recipe cfg conf": "the recipe has no option: `trifold {name} {value}`",
     "overwrite overwrite-output-dir force yes exist-ok": "a run is never overwritten: "
     "`{command} --out runs/another` writes another, and --resume auto continues one",
+    "resume-from-checkpoint resume-from train-from restore": "a run is continued from its newest "
+    "checkpoint by `trifold resume {value}`",
+    "world-size gpu-ranks nproc nproc-per-node num-gpus": "several processes are started by "
+    "torchrun --nproc-per-node 2 -m {command}",
+    "do-train do-eval do-predict": "`{command}` trains and validates; `trifold eval runs/demo` "
+    "scores a run",
     "lora peft": "a group of settings: `{command} train.lora.rank=8`",
     "verbose quiet wandb report-to": "training prints its progress to standard error, and writes "
     "metrics.jsonl and tensorboard to the folder of the run",
@@ -386,27 +396,35 @@ OPTIONS = {
     "--split": "subset",
     "--report": "confusion mistakes errors",
     "--json": "format as-json",
+    "--probabilities": "return-all-scores all-scores probs",
     "--overwrite": "force yes overwrite-output overwrite-output-dir clobber exist-ok replace",
     "--shard-size": "max-shard-size",
     "--precision": "dtype",
     "--length": "seq-len max-length",
 }
-WITHOUT_VALUE = ("--json", "--overwrite", "--device", "--weights", "--dtype ")
 POSITIONAL = "model m model-name model-name-or-path checkpoint ckpt run recipe folder".split()
 INPUT = "input file input-file i f infile src src-file prompts-file".split()
 TEXT = "prompt p text sentence source query q".split()
-# Options of other programs that no option stands for -> what to do.
+DATA = "data dataset test-file test-data input file input-file".split()
+ROWS = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".json", ".conll")  # suffixes
+NEW = "output outfile out output-dir o save".split()
+# Options of other programs that no option stands for, with a value -> what to do.
 OTHERS = {
     "threads t n-threads num-threads intra-op": "the environment sets the number of threads: "
     "OMP_NUM_THREADS=4 before trifold",
     "n-gpu-layers ngl gpu-layers device-map": "a model is on one device as a whole; --device cuda "
     "names it",
     "ctx-size c n-ctx context-size num-ctx": "the model reads as many tokens as it was made for; "
-    "`trifold show MODEL` has the number of positions",
+    "`trifold show runs/demo` has the number of positions",
     "cache-dir": "the environment names the cache of models, HF_HOME, and that of datasets, "
     "TRIFOLD_DATA",
     "hf-token token use-auth-token auth-token": "the environment has it: HF_TOKEN, or "
     "`hf auth login` of huggingface_hub",
+    "metric metrics tasks": "the task of the model decides what is measured, and every score of it "
+    "is printed",
+}
+# The same without a value.
+OTHER_FLAGS = {
     "trust-remote-code": "code of a model is never run; its parts are those of trifold, or "
     "named by --part MODULE",
     "verbose v debug log-level quiet silent": "messages go to standard error; 2>/dev/null hides "
@@ -417,19 +435,20 @@ OTHERS = {
 
 
 def answer_option(
-    option: str, command: str, words: Sequence[str], known: Sequence[str]
+    option: str, command: str, words: Sequence[str], known: Mapping[str, bool]
 ) -> str | None:
     """The message about an option that a command does not have; None without a better answer than
     the names that resemble it.
 
-    words: those that follow the name of the command. known: the options of the command.
+    words: those that follow the name of the command. known: the options of the command, and whether
+    they take a value; the names of its arguments.
     """
     option = _whole_option(option, words)
     name = _plain(option)
     used = _Use.find(option, words)
     if command in SETTINGS_COMMANDS and (answer := _answer_setting(name, command, used, known)):
         return f"no option {option}: {answer}"
-    for names, text in OTHERS.items():
+    for names, text in (OTHERS | OTHER_FLAGS).items():
         if name in names.split():
             return f"no option {option}: {text}"
     fixed = _without_foreign(option, words, known)
@@ -458,38 +477,67 @@ def _whole_option(option: str, words: Sequence[str]) -> str:
     return next((word for word in words if re.match(rf"{option}[a-z]", word)), option)
 
 
-def _next_foreign(words: Sequence[str], known: Sequence[str]) -> str | None:
+def _next_foreign(words: Sequence[str], known: Mapping[str, bool]) -> str | None:
     """The first option among the words that the command does not have."""
     options = (word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word))
     return next((option for option in options if option not in known), None)
 
 
 def _without_foreign(
-    option: str, words: Sequence[str], known: Sequence[str]
+    option: str, words: Sequence[str], known: Mapping[str, bool]
 ) -> tuple[str, list[str]] | None:
-    """The words with ours in place of an option of another program, after what is said about it;
-    None if there is none.
+    """The words with ours in place of an option of another program, or without it, after what is
+    said about it; None if there is none.
     """
     name = _plain(option)
     used = _Use.find(option, words)
+    if any(name in names.split() for names in OTHERS):
+        return "", used.others
+    if any(name in names.split() for names in OTHER_FLAGS):
+        return "", [*used.before, *_unless_equal(used), *used.after]
     if (ours := _our_option(name, known)) is not None:
-        return "; write", used.replaced(ours)
+        needs_value = " " not in ours and known[ours]
+        return "; write", used.replaced(ours, needs_value=needs_value)
     if not used.value:
         return None
-    if "MODEL" in known and name in POSITIONAL:
-        return ": the model comes first:", [used.value, *used.others]
-    if "TEXT" in known and name in TEXT:
-        first = used.others[:1]
-        if first and first[0].startswith("-"):
-            first = []
-        return ": the text comes after the model:", [
-            *first,
-            used.value,
-            *used.others[len(first) :],
-        ]
-    if "TEXT" in known and name in INPUT:
-        return ": lines are read from a pipe:", [*used.others, "-", "<", used.value]
-    return None
+    place = _Place.of(name, used.value, known)
+    if place is None:
+        return None
+    n_before = place.n_before
+    if used.others[:1] and used.others[0].startswith("-"):  # no model yet
+        n_before = 0
+    before = used.others[:n_before]
+    after = used.others[n_before:]
+    if place.is_piped:
+        return place.answer, [*before, *after, "-", "<", used.value]
+    return place.answer, [*before, used.value, *after]
+
+
+class _Place(NamedTuple):
+    """Where the value of an option of another program stands without the option: after how many
+    words, or behind a pipe; and the answer.
+    """
+
+    answer: str
+    n_before: int = 1
+    is_piped: bool = False
+
+    @classmethod
+    def of(cls, name: str, value: str, known: Mapping[str, bool]) -> _Place | None:
+        """The place in a command with these options and arguments."""
+        if "MODEL" in known and name in POSITIONAL:
+            return cls(": the model comes first:", 0)
+        if "NEW" in known and name in NEW:
+            return cls(": the new folder comes after the old one:")
+        if "DATA" in known and name in DATA:
+            return cls(": the data comes after the model:")
+        if "TEXT" in known and name in TEXT:
+            return cls(": the text comes after the model:")
+        if "TABLE" in known and name in INPUT and value.endswith(ROWS):
+            return cls(": the table comes after the model:")
+        if "TEXT" in known and name in INPUT:
+            return cls(": lines are read from a pipe:", is_piped=True)
+        return None
 
 
 class _Use(NamedTuple):
@@ -520,17 +568,17 @@ class _Use(NamedTuple):
         """The words without the option."""
         return [*self.before, *self.after]
 
-    def replaced(self, option: str) -> list[str]:
-        """The words with another option in its place; one with a value of its own leaves the value
-        as a word.
+    def replaced(self, option: str, *, needs_value: bool) -> list[str]:
+        """The words with another option in its place. option: with its own value, if it has one;
+        then the value is a word.
         """
         value = [self.value] if self.value else []
-        if not value and not option.startswith(WITHOUT_VALUE):
+        if not value and needs_value:
             value = ["VALUE"]
         return [*self.before, *option.split(), *value, *self.after]
 
 
-def _answer_setting(name: str, command: str, used: _Use, known: Sequence[str]) -> str | None:
+def _answer_setting(name: str, command: str, used: _Use, known: Mapping[str, bool]) -> str | None:
     """What to write for a setting that is written as an option of a command with settings."""
     others = _with_settings(used.others, known) or ["demo"]
     for names, text in TRAINING.items():
@@ -556,7 +604,7 @@ def _answer_setting(name: str, command: str, used: _Use, known: Sequence[str]) -
     return f"settings are key=value: `trifold {command} {shlex.join([*others, setting])}`"
 
 
-def _with_settings(words: Sequence[str], known: Sequence[str]) -> list[str]:
+def _with_settings(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
     """The words with settings in place of further options that stand for some."""
     for word in words:
         option = word.partition("=")[0]
@@ -614,8 +662,10 @@ def _explain_key(line: re.Match[str]) -> str:
     return line[0]
 
 
-def _our_option(name: str, known: Sequence[str]) -> str | None:
+def _our_option(name: str, known: Mapping[str, bool]) -> str | None:
     """The option of this command, among the known ones, for an option of another program."""
+    if f"--{name}" in known:  # written with _
+        return f"--{name}"
     for option, words in OPTIONS.items():
         if name in words.split() and option.split()[0] in known:
             return option
