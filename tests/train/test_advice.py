@@ -65,23 +65,25 @@ CASES = {
     "overfitting": (
         finished([0.71, 0.3, 0.1, 0.02, 0.006], RISING, best_step=20),
         "overfitting: validation loss rose from 0.582 (step 20) to 1.73, training loss fell; try "
-        "model.dropout=0.3, train.steps=30 or start_from=PRETRAINED",
+        "more data, start_from=PRETRAINED or model.dropout=0.3",
     ),
-    # The score of a run may improve longer than the loss: not fewer steps than those.
-    "overfitting, best late": (
-        finished([0.71, 0.3, 0.1, 0.02, 0.006], RISING, best_step=60),
-        "model.dropout=0.3, train.steps=90 or start_from=PRETRAINED",
+    "overfitting, pretrained": (
+        finished(
+            [0.71, 0.3, 0.1, 0.02, 0.006], RISING, start_from="runs/a",
+            recipe={"train.learning_rate": 0.003},
+        ),
+        "try more data, train.learning_rate=0.001 or model.dropout=0.3",
     ),
     "overfitting, much dropout": (
         finished(
             [0.71, 0.3, 0.1, 0.02, 0.006], RISING, recipe={"model.dropout": 0.4, "model.n_layers": 4}
         ),
-        "try model.n_layers=2, train.patience=2 or start_from=PRETRAINED",
+        "try more data, start_from=PRETRAINED or model.n_layers=2",
     ),
     "repeated": (
         finished(FALLING, [0.5, 0.49, 0.5, 0.49, 0.5], best_step=40, epochs=27, rows=270),
         "each of the 270 training texts was seen 27 times, and nothing after step 40 was better; "
-        "try train.steps=60, and more data",
+        "try more data; train.patience=2 saves the time",
     ),
     "plateau": (
         finished(

@@ -183,30 +183,18 @@ def _say_overfits(run: FinishedRun) -> str:
 
 
 def _less_memory(run: FinishedRun) -> str:
-    """The keys that make a model learn less by heart."""
+    """What makes a model learn less by heart. Fewer steps do not: the best weights are kept."""
     recipe = run.recipe
-    keys = []
-    if recipe.model.dropout < 0.3:
-        keys.append(f"model.dropout={recipe.model.dropout + 0.2:.1f}")
-    elif recipe.model.n_layers > 1:
-        keys.append(f"model.n_layers={recipe.model.n_layers // 2}")
-    steps = _fewer_steps(run)
-    if steps < run.steps:
-        keys.append(f"train.steps={steps}")
-    elif recipe.train.patience is None:
-        keys.append("train.patience=2")
+    keys = ["more data"]
     if recipe.start_from is None:
         keys.append("start_from=PRETRAINED")
     else:
         keys.append(f"train.learning_rate={_rate(run) / 3:.1g}")
+    if recipe.model.dropout < 0.3:
+        keys.append(f"model.dropout={recipe.model.dropout + 0.2:.1f}")
+    elif recipe.model.n_layers > 1:
+        keys.append(f"model.n_layers={recipe.model.n_layers // 2}")
     return join_or(keys)
-
-
-def _fewer_steps(run: FinishedRun) -> int:
-    """Steps that end soon after the lowest loss and the best score, of two digits."""
-    last = max(run.curve.lowest[0], run.best_step)
-    steps = max(1.5 * last, 2 * run.recipe.train.warmup)
-    return int(float(f"{steps:.1e}"))
 
 
 def _repeats(run: FinishedRun) -> bool:
@@ -223,9 +211,11 @@ def _say_repeats(run: FinishedRun) -> str:
     )
 
 
-def _fewer_epochs(run: FinishedRun) -> str:
-    steps = _fewer_steps(run)
-    return f"train.steps={steps}, and more data" if steps < run.steps else "more data"
+def _other_rows(run: FinishedRun) -> str:
+    """More data; fewer steps save time only."""
+    if run.recipe.train.patience is None:
+        return "more data; train.patience=2 saves the time"
+    return "more data"
 
 
 def _is_plateau(run: FinishedRun) -> bool:
@@ -391,7 +381,7 @@ OF_RUNS = {
     "flat": AdviceRule(_is_flat, _say_flat, _other_rates),
     "constant": _of_best(OF_SCORES["constant"], _begin_to_learn),
     "overfitting": AdviceRule(_overfits, _say_overfits, _less_memory),
-    "repeated": AdviceRule(_repeats, _say_repeats, _fewer_epochs),
+    "repeated": AdviceRule(_repeats, _say_repeats, _other_rows),
     "plateau": AdviceRule(_is_plateau, _say_plateau, _past_plateau),
     "unfinished": AdviceRule(_is_unfinished, _say_unfinished, _more_steps),
     "tiny": _of_best(OF_SCORES["tiny"], lambda _: "--folds 5"),
