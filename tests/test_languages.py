@@ -138,7 +138,7 @@ def test_languages_of_a_folder(saved: Saved, tmp_path: Path) -> None:
     forced = tokenizer.convert_tokens_to_ids("zho_Hans")
     for stored in ({"target_language": "fra_Latn"}, {"forced_bos_token_id": forced}):
         pipe.generation = pipe.generation.model_validate(stored)
-        pipe.save(tmp_path / "again")
+        pipe.save(tmp_path / "again", overwrite=True)
         again = trifold.load(tmp_path / "again")
         assert again.reader.languages == pipe.reader.languages
         assert again.generate(TEXTS[0], max_new_tokens=6) == (
