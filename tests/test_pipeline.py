@@ -592,7 +592,7 @@ def test_special_tokens_in_a_text_are_parsed_as_the_folder_says(shape: str, tmp_
     codec = train_tokenizer(TEXTS, HOLES)
     for parse_special in (False, True):
         make_pipeline(shape, codec).save(tmp_path, overwrite=True)
-        codec.save(tmp_path, parse_special=parse_special)
+        codec.save(tmp_path, parse_special=parse_special, overwrite=True)
         pipe, text = load(tmp_path), "a <mask> dog </s> a"
         mask, end = pipe.reader.mask_id, pipe.config.eos_id
         assert pipe.parses_special() == parse_special

@@ -263,7 +263,9 @@ def test_special_tokens_of_a_foreign_tokenizer_take_the_missing_roles(
     assert tokenizer.vocab_size == 3 + len(special)
     for role, name in roles.items():
         assert tokenizer.required(role) == library.token_to_id(name), role
-    tokenizer.save(tmp_path)
+    with pytest.raises(UsageError, match=r"tokenizer\.json: the file exists; .* overwrite=True"):
+        tokenizer.save(tmp_path)
+    tokenizer.save(tmp_path, overwrite=True)
     assert Tokenizer.load(tmp_path).names == tokenizer.names
 
 
@@ -319,7 +321,7 @@ def test_a_hole_in_a_text_is_one_token_and_its_neighbors_stay(kind: str, tmp_pat
         assert token not in tokenizer.encode([text])[0]
     assert not tokenizer.parses_special
     for parse_special in (False, True):
-        tokenizer.save(tmp_path, parse_special=parse_special)
+        tokenizer.save(tmp_path, parse_special=parse_special, overwrite=True)
         theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
         assert theirs([text])["input_ids"] == tokenizer.encode(
             [text], special_in_text=parse_special
@@ -331,12 +333,12 @@ def test_a_hole_in_a_text_is_one_token_and_its_neighbors_stay(kind: str, tmp_pat
 def test_the_tokenizer_of_a_resumed_run_parses_as_that_of_its_start(tmp_path: Path) -> None:
     settings = {"eos_token": "</s>", "model_max_length": 9}
     for own in ({}, {"split_special_tokens": True}):
-        TRAINED["bpe", True].save(tmp_path)
+        TRAINED["bpe", True].save(tmp_path, overwrite=True)
         content = json.dumps(settings | own)
         (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
         first = make_tokenizer([], TokenizerSettings(file=str(tmp_path)))
-        first.save(tmp_path)
+        first.save(tmp_path, overwrite=True)
         resumed = Tokenizer.load(tmp_path)
-        resumed.save(tmp_path)
+        resumed.save(tmp_path, overwrite=True)
         assert first.parses_special == resumed.parses_special == (not own)
         assert read_tokenizer(tmp_path).parses_special == (not own)

@@ -468,7 +468,7 @@ class Objective(ABC):
     def save(self, folder: Path) -> None:
         """Write the tokenizers next to a model."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.tokenizer.save(folder, **self.save_options)
+        self.tokenizer.save(folder, **self.save_options, overwrite=True)
 
 
 def _rows_of(batches: Sequence[Mapping[str, Any]], examples: int) -> dict[str, NDArray[Any]]:

@@ -269,7 +269,7 @@ class Translate(Objective):
         """Write tokenizer.json, and target_tokenizer.json if the target side has its own."""
         super().save(folder)
         if self.target is not self.source:
-            self.target.save(folder, TARGET_TOKENIZER_FILE)
+            self.target.save(folder, TARGET_TOKENIZER_FILE, overwrite=True)
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None) -> Ragged:

@@ -545,15 +545,19 @@ class Tokenizer:
         append_eos: bool = False,
         prepend_bos: bool = False,
         parse_special: bool = False,
+        overwrite: bool = False,
     ) -> None:
         """Write `name` into `folder`, and next to `tokenizer.json` the two settings files that
-        `transformers` reads.
+        `transformers` reads. Raises UsageError if there is a tokenizer, unless it may be
+        overwritten.
 
         append_eos, prepend_bos: other programs put the end token after every text, as translation
         models expect, or the start token before it, as some language models do. `encode` does
         neither. parse_special: they parse special tokens in a text, which a model that fills holes
         needs; otherwise the settings decide.
         """
+        for file in self.files or [name]:
+            disk.check_free(folder / file, overwrite=overwrite)
         if self.files:
             for file, content in self.files.items():
                 disk.replace_bytes(folder / file, content)
