@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -9,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trifold import fast
 from trifold.costs import (
+    LETTERS,
     attention_matrices,
     cached_elements,
     count_parameters,
@@ -20,6 +23,7 @@ from trifold.costs import (
 from trifold.errors import SettingsError
 from trifold.fast import compiled_loops
 from trifold.fast.sparse import sparse_attend
+from trifold.hub.presets import PRESETS as PUBLISHED
 from trifold.nn import PRESETS, Inputs, ModelConfig, Transformer, ops
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.masks import Mask
@@ -48,6 +52,12 @@ PARTS = [
     {"recurrence": {"size": 4, "reach": 2}}, {"convolution": {"kernel": 5, "groups": 2}},
 ]  # fmt: skip
 SEQUENTIAL = {"experts", "latent", "norm_placement", "first_norm"}
+
+
+def test_every_letter_of_a_formula_has_a_meaning():
+    configs = [*PRESETS.values(), *(preset.config for preset in PUBLISHED.values())]
+    formulas = {row.formula for config in configs for row in parameter_table(config)}
+    assert set(re.findall(r"[A-Z]", "".join(formulas))) <= set(LETTERS)
 
 
 @st.composite

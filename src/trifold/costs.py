@@ -1,12 +1,7 @@
 """What a model costs: parameters by formula, arithmetic per token, and memory for inference.
 
-Letters of the formulas: V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value
-heads, D head size, L blocks, P positions; W embedding width where it differs, C classes. Experts: X
-of width J, K shared ones. Latent attention: widths R of keys and values, Q of queries, Z of rotated
-dimensions, Y of a value. U width of the memory that cross-attention reads, if it is not E.
-
-A product of (m, k) and (k, n) takes 2·m·k·n floating-point operations; nothing else is counted. For
-one token
+`LETTERS` explains those of the formulas. A product of (m, k) and (k, n) takes 2·m·k·n
+floating-point operations; nothing else is counted. For one token
 
     a matrix with N elements   2·N
     attention to S keys        2·(2·S·H·D): the scores q·k, and the weighted sum of v
@@ -44,6 +39,27 @@ from trifold.nn.parts import (
 from trifold.nn.variants import ModelConfig
 
 SINUSOIDAL: tuple[str, ...] = get_args(Sinusoids)
+# Of formulas. R, Q, Z and Y are those of latent attention, X, J and K those of experts.
+LETTERS = {
+    "V": "vocabulary",
+    "E": "width (d_model)",
+    "F": "feed-forward width",
+    "H": "heads",
+    "G": "key/value heads",
+    "D": "head size",
+    "L": "blocks",
+    "P": "positions",
+    "W": "embedding width",
+    "C": "classes",
+    "X": "experts",
+    "J": "width of an expert",
+    "K": "shared experts",
+    "R": "width of latent keys and values",
+    "Q": "width of latent queries",
+    "Z": "rotated dimensions",
+    "Y": "width of a value",
+    "U": "width that cross-attention reads",
+}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 # --- parameters -----------------------------------------------------------------------------------

@@ -165,6 +165,14 @@ def test_show_trained_model(trifold, run):
     assert report["config"]["vocab_size"] == config["vocab_size"]
 
 
+def test_the_signs_of_formulas_are_explained(trifold):
+    legend = (
+        "· times; V vocabulary, E width (d_model), F feed-forward width, H heads, D head\n"
+        "    size, L blocks\n"
+    )
+    assert f"\n\n{legend}\n" in trifold("show", "transformer-base").out
+
+
 def test_parameters_of_transformer_big(trifold):
     assert json.loads(trifold("show", "transformer-big", "--json").out)["parameters"] == 214_171_648
 

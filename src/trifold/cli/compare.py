@@ -59,7 +59,7 @@ def run(
     p-value are those of a paired bootstrap over the examples; the p-value is one-sided, as in
     sacreBLEU.
     """
-    from trifold.scores import DIGITS
+    from trifold.scores import DIGITS, score_name
     from trifold.scores.bootstrap import default_samples, paired_bootstrap
 
     _check_labels(a, b)
@@ -89,7 +89,14 @@ def run(
     for name, (*values, p_value) in differences.items():
         x, y, change, low, high = (f"{value:+.{DIGITS.get(name, 2)}f}" for value in values)
         rows.append(
-            (name, x.lstrip("+"), y.lstrip("+"), change, f"{low} to {high}", f"{p_value:.4f}")
+            (
+                score_name(name),
+                x.lstrip("+"),
+                y.lstrip("+"),
+                change,
+                f"{low} to {high}",
+                f"{p_value:.4f}",
+            )
         )
     print_table(rows, " rrrrr")
     print_note(f"{examples:,} {ours.noun}, {samples:,} resamples")

@@ -4,15 +4,16 @@ its costs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 from trifold.cli.options import Json, argument, dtype_option, value
 from trifold.cli.terminal import print_json, print_table
 from trifold.cli.train import Changes
-from trifold.errors import UsageError
+from trifold.errors import UsageError, wrapped
 
 if TYPE_CHECKING:
     from trifold.nn.variants import ModelConfig
@@ -240,6 +241,8 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     counted = [*(tuple(part.values()) for part in facts["parts"]), ("total", "", total)]
     parts = [(name, formula, f"{n:,}", f"{100 * n / total:.1f} %") for name, formula, n in counted]
     print_table([("part", "formula", "parameters", "share"), *parts], "  rr")
+    legend = _legend(formula for _, formula, *_ in parts)
+    print(f"\n{wrapped(legend, get_terminal_size().columns)}")
 
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
     forward = facts["flops_per_token"]["forward"]
@@ -267,6 +270,14 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     }
     sizes = [(title, _size(inference[name])) for name, title in names.items() if inference[name]]
     print_table([("", "memory"), *sizes], " r")
+
+
+def _legend(formulas: Iterable[str]) -> str:
+    """The meaning of the signs in some formulas."""
+    from trifold.costs import LETTERS
+
+    used = {*"".join(formulas)}
+    return f"· times; {', '.join(f'{sign} {LETTERS[sign]}' for sign in LETTERS if sign in used)}"
 
 
 def _short(number: float, base: int = 1000, units: Sequence[str] = ("", "k", "M", "G", "T")) -> str:

@@ -14,10 +14,14 @@ DIGITS = {"bits_per_byte": 4, "loss": 4} | dict.fromkeys(
 )
 
 
+def score_name(key: str) -> str:
+    """`BLEU`, `bits per byte`."""
+    return {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
+
+
 def score_text(key: str, value: float) -> str:
     """`BLEU 41.20`, `bits per byte 2.3812`."""
-    name = {"bleu": "BLEU", "chrf": "chrF2"}.get(key, key.replace("_", " "))
-    return f"{name} {value:.{DIGITS.get(key, 2)}f}"
+    return f"{score_name(key)} {value:.{DIGITS.get(key, 2)}f}"
 
 
-__all__ = ["DIGITS", "SCORES", "Score", "bleu", "chrf", "exact_match", "score_text"]
+__all__ = ["DIGITS", "SCORES", "Score", "bleu", "chrf", "exact_match", "score_name", "score_text"]
