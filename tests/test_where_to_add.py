@@ -7,17 +7,14 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.nn.removal import copy_of_package
 
-import trifold
-
-PACKAGE = Path(trifold.__file__).parent
 SIZES = "model.d_model=256 model.n_layers=6 model.n_heads=8 model.d_ff=1024"  # 5 million weights
 
 ATTENTION = '''"""Gated heads: g_h · softmax(Q K^T / sqrt(D)) V over keys at even distances."""
@@ -285,8 +282,7 @@ ADDITIONS: dict[str, dict[str, str | tuple[tuple[str, str], ...]]] = {
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a copy of the package and all additions."""
     folder = tmp_path_factory.mktemp("copy")
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PACKAGE, folder / "trifold", ignore=ignored)
+    copy_of_package(folder)
     for files in ADDITIONS.values():
         for name, change in files.items():
             place = folder / "trifold" / name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -17,6 +18,17 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 VARIANTS = "trifold.nn.variants"
+
+
+def copy_of_package(folder: Path) -> Path:
+    """Copy the package into a folder, with its compiled modules and loops, which take ten seconds to
+    compile; without what another process is writing beside them.
+    """
+    import trifold  # not before variants are hidden
+
+    unfinished = shutil.ignore_patterns("*.pyc.*", "*tmp*")
+    source = Path(trifold.__file__).parent
+    return shutil.copytree(source, folder / "trifold", ignore=unfinished, symlinks=True)
 
 
 class Removed(MetaPathFinder):

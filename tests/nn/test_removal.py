@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.nn.removal import table_without
+from tests.nn.removal import copy_of_package, table_without
 
-import trifold
 from trifold.nn.variants import VARIANTS
 
-PACKAGE = Path(trifold.__file__).parent
 ROOT = Path(__file__).parents[2]
 QUIET = ("-q", "-n", "0", "-p", "no:cacheprovider")
 NAMES = [module.__name__.rpartition(".")[2] for module in VARIANTS]
@@ -84,9 +81,7 @@ for argument in sys.argv[1:]:
 
 def package_without(names: Sequence[str], folder: Path) -> Path:
     """A copy of the package without these variants and their lines."""
-    copy = folder / "trifold"
-    ignored = shutil.ignore_patterns("__pycache__", "*.html")
-    shutil.copytree(PACKAGE, copy, ignore=ignored, symlinks=True)
+    copy = copy_of_package(folder)
     for table in (copy / "nn" / "__init__.py", copy / "nn" / "variants" / "__init__.py"):
         table.write_text(table_without(names, table.read_text("utf-8")), "utf-8")
     for name in names:
