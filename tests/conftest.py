@@ -88,11 +88,16 @@ def _messages_in_one_line() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cheap_training_runs() -> Iterator[None]:
-    """Omit the wait for the disk, which costs more than a tiny training run. Tests of it use their
-    own replacement.
+    """Omit the wait for the disk, which costs more than a tiny training run, and most resamples of
+    the scores in a card, which cost as much. Tests of these use their own replacement.
     """
+    from tests.faults.runs import FEW_RESAMPLES
+
+    from trifold.train import model_card  # slow to import
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        patch.setattr(model_card, "RESAMPLES", FEW_RESAMPLES)
         yield
 
 

@@ -20,10 +20,12 @@ from typing import Any
 
 from trifold import errors
 from trifold.errors import OtherRankError, TrifoldError
-from trifold.train import checkpoint, train
+from trifold.train import checkpoint, model_card, train
 from trifold.train.monitor import View
 
 errors.COLUMNS = 100_000  # one line per message, in which the trials find words
+FEW_RESAMPLES = 20  # of the scores in a card; a thousand take as long as the run
+model_card.RESAMPLES = FEW_RESAMPLES
 # Every key that matters, so that the shipped recipe may change.
 TINY: dict[str, Any] = {
     "model.norm_placement": "post",

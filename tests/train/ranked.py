@@ -28,7 +28,7 @@ from tests.train.runs import SAVED_OFTEN
 from trifold.errors import DataError
 from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
-from trifold.train import checkpoint, data, loop, preparation, train
+from trifold.train import checkpoint, data, loop, model_card, preparation, train
 from trifold.train.checkpoint import Saver
 from trifold.train.device import find_machine
 from trifold.train.initial_weights import new_model
@@ -300,6 +300,11 @@ def make_faults() -> None:
     run("other data", 2, {}, patch=other_data)
 
 
+def all_resamples(rank: int) -> None:
+    """Compute the intervals of a card as a process of torchrun does."""
+    mock.patch.object(model_card, "RESAMPLES", 1_000).start()
+
+
 def load_modules() -> None:
     """Load what the ranks would load each for itself, which takes seconds."""
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"):
@@ -315,5 +320,5 @@ if __name__ == "__main__":
     save_gradient(4, SHARDED, BASE / "gradient sharded 4.safetensors")
     exchange_checkpoints()
     make_faults()
-    run("uninterrupted", 2, SAVED_OFTEN)
+    run("uninterrupted", 2, SAVED_OFTEN, patch=all_resamples)
     print(json.dumps({"codes": codes, "seconds": seconds}))

@@ -104,7 +104,9 @@ def test_the_number_of_ranks_does_not_change_the_losses(
         assert len(losses) == len(expected) and np.abs(losses - expected).max() <= tolerance, name
     if one == "int8 on 1" and not int8_training_obstacle(torch.device("cpu")):
         for name in (one, *others):
-            assert "+int8 arithmetic" in made.output(name) and "layers in int8" in made.output(name)
+            assert "+int8, weights in " in made.output(name) and "layers in int8" in made.output(
+                name
+            )
 
 
 @pytest.mark.parametrize("form", ["2", "4", "sharded 4"])

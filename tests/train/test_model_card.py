@@ -13,6 +13,7 @@ from tests.command_line import run_command
 from tests.recipes import SIZES
 
 import trifold
+from trifold.train import model_card
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +69,10 @@ def train(kind: str, out: Path, **more: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "answer", "choose", "similarity", "summarize"])
-def test_programs_run_and_scores_have_intervals(kind: str, tmp_path: Path) -> None:
+def test_programs_run_and_scores_have_intervals(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_card, "RESAMPLES", 1_000)
     run = train(kind, tmp_path / "run")
     card = (run / "model" / "README.md").read_text("utf-8")
     used = card.replace("MODEL", str(run / "model"))
