@@ -83,14 +83,13 @@ CASES = {
     "repeated": (
         finished(FALLING, [0.5, 0.49, 0.5, 0.49, 0.5], best_step=40, epochs=27, rows=270),
         "each of the 270 training texts was seen 27 times, and nothing after step 40 was better; "
-        "try more data; train.patience=2 saves the time",
+        "try more data",
     ),
     "plateau": (
         finished(
             FALLING, HEALTHY, best_step=40, stopped_by="patience", recipe={"train.patience": 1}
         ),
-        "the score has not improved since step 40; try train.learning_rate=0.001, more data or "
-        "train.patience=3",
+        "the score has not improved since step 40; try more data or train.patience=8",
     ),
     "flat, low rate": (
         finished([0.807, 0.806, 0.804], HEALTHY, recipe={"train.learning_rate": 1e-7}),
@@ -113,6 +112,20 @@ CASES = {
         finished(FALLING, HEALTHY, scores={"accuracy": 52.0, "matthews": 0.03}),
         "accuracy 52.00 is not clearly better than always answering 'bad' (50.00); try more data "
         "or start_from=PRETRAINED, and check that labels belong to texts",
+    ),
+    "constant, impatient": (
+        finished(
+            FALLING, HEALTHY, scores={"accuracy": 52.0, "matthews": 0.03},
+            stopped_by="patience", recipe={"train.patience": 5},
+        ),
+        "(50.00); try train.patience=10, more data or start_from=PRETRAINED",
+    ),
+    "constant, few epochs": (
+        finished(
+            FALLING, HEALTHY, scores={"accuracy": 52.0, "matthews": 0.03}, epochs=1,
+            recipe={"train.schedule": "linear"},
+        ),
+        "(50.00); try another run with train.steps=200, or start_from=PRETRAINED",
     ),
     "constant, high rate": (
         finished(

@@ -25,6 +25,8 @@ MAX_LINES = 3  # of advice after a command, at 80 columns
 PARTS = 10  # of a training, whose mean losses are compared
 SMALL = 10_000  # rows of data that few epochs exhaust
 MANY_EPOCHS = 20
+FEW_EPOCHS = 3  # in which new weights may not have begun to learn
+LONG_PATIENCE = 8  # validations
 # Shares of a loss: a rise that is no noise, a fall that is none, and one that goes on.
 RISE = 0.1
 FLAT = 0.03
@@ -211,16 +213,10 @@ def _say_repeats(run: FinishedRun) -> str:
     )
 
 
-def _other_rows(run: FinishedRun) -> str:
-    """More data; fewer steps save time only."""
-    if run.recipe.train.patience is None:
-        return "more data; train.patience=2 saves the time"
-    return "more data"
-
-
 def _is_plateau(run: FinishedRun) -> bool:
-    """Whether patience has ended a run whose loss does not rise."""
-    return run.stopped_by == "patience" and not (_overfits(run) or _repeats(run))
+    """Whether patience has ended a run that has learned and whose loss does not rise."""
+    is_told_otherwise = _overfits(run) or _repeats(run) or _is_constant(run.best)
+    return run.stopped_by == "patience" and not is_told_otherwise
 
 
 def _say_plateau(run: FinishedRun) -> str:
@@ -228,10 +224,12 @@ def _say_plateau(run: FinishedRun) -> str:
 
 
 def _past_plateau(run: FinishedRun) -> str:
-    keys = [f"train.learning_rate={_rate(run) / 3:.1g}", "more data"]
-    if run.recipe.train.patience == 1:
-        keys.append("train.patience=3")
-    return join_or(keys)
+    """More data, or more patience, which was often too short: a score is flat at first, too."""
+    return f"more data or {_more_patience(run)}"
+
+
+def _more_patience(run: FinishedRun) -> str:
+    return f"train.patience={max(LONG_PATIENCE, 2 * (run.recipe.train.patience or 1))}"
 
 
 def _is_unfinished(run: FinishedRun) -> bool:
@@ -341,6 +339,10 @@ def _begin_to_learn(run: FinishedRun) -> str:
     is_new = run.recipe.start_from is None
     if is_new and not usual / 20 < _rate(run) < 5 * usual:
         return f"train.learning_rate={usual:.1g}"
+    if is_new and run.stopped_by == "patience":
+        return f"{_more_patience(run)}, more data or start_from=PRETRAINED"
+    if is_new and run.epochs < FEW_EPOCHS:
+        return f"{_more_steps(run)}, or start_from=PRETRAINED"
     if is_new:
         return "more data or start_from=PRETRAINED, and check that labels belong to texts"
     return "more data or another pretrained model, and check that labels belong to texts"
@@ -381,7 +383,7 @@ OF_RUNS = {
     "flat": AdviceRule(_is_flat, _say_flat, _other_rates),
     "constant": _of_best(OF_SCORES["constant"], _begin_to_learn),
     "overfitting": AdviceRule(_overfits, _say_overfits, _less_memory),
-    "repeated": AdviceRule(_repeats, _say_repeats, _other_rows),
+    "repeated": AdviceRule(_repeats, _say_repeats, lambda _: "more data"),
     "plateau": AdviceRule(_is_plateau, _say_plateau, _past_plateau),
     "unfinished": AdviceRule(_is_unfinished, _say_unfinished, _more_steps),
     "tiny": _of_best(OF_SCORES["tiny"], lambda _: "--folds 5"),
