@@ -108,10 +108,11 @@ def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
         def advance(more: int) -> None:
             nonlocal count
             count += more
-            if count == total or pace.is_due():
+            if count < total and pace.is_due():
                 print_note(f"{title}: {count:,} of {total:,}")
 
         yield advance
+        print_note(f"{title}: {count:,} of {total:,}")
         return
     from rich.console import Console
     from rich.progress import (
