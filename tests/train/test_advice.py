@@ -100,13 +100,20 @@ CASES = {
         "try train.learning_rate=0.01, and check that texts and labels belong together",
     ),
     "diverged": (
-        finished([0.7, 0.5, 0.4, 0.9, 1.4], HEALTHY, recipe={"train.learning_rate": 0.03}),
-        "the training loss fell to 0.4 and rose to 1.4 again; try train.learning_rate=0.01",
+        finished([0.7, 0.5, 0.4, 0.9, 1.3], HEALTHY, recipe={"train.learning_rate": 0.015}),
+        "the training loss fell to 0.4 and rose to 1.3 again; try train.learning_rate=0.005",
+    ),
+    "diverged, and fallen since": (
+        finished(
+            [24.0, 64.8, 80.2, 53.0, 10.1], [53.7, 56.4, 26.0, 12.6, 6.0],
+            recipe={"train.learning_rate": 1.0, "train.clip": None},
+        ),
+        "the training loss rose from 24 to 80.2; try train.learning_rate=0.002 and train.clip=1.0",
     ),
     "rejected": (
         finished(FALLING, HEALTHY, rejected=12, recipe={"train.learning_rate": 0.03}),
         "12 updates were rejected, whose losses were too high or no numbers; try "
-        "train.learning_rate=0.01",
+        "train.learning_rate=0.002",
     ),
     "constant": (
         finished(FALLING, HEALTHY, scores={"accuracy": 52.0, "matthews": 0.03}),

@@ -27,6 +27,7 @@ SMALL = 10_000  # rows of data that few epochs exhaust
 MANY_EPOCHS = 20
 FEW_EPOCHS = 3  # in which new weights may not have begun to learn
 LONG_PATIENCE = 8  # validations
+MUCH_TOO_HIGH = 5  # times the usual learning rate
 # Shares of a loss: a rise that is no noise, a fall that is none, and one that goes on.
 RISE = 0.1
 FLAT = 0.03
@@ -105,26 +106,39 @@ class FinishedRun(NamedTuple):
 
 
 def _diverged(run: FinishedRun) -> bool:
-    """Whether the training loss has risen again, by more than noise."""
+    """Whether the training loss has risen, by more than noise."""
     parts = run.curve.parts
     if run.rejected >= REJECTED:
         return True
     if len(parts) < 3:
         return False
+    if _has_exploded(parts):
+        return True
     rise = parts[-1] - min(parts)
     return rise > 0.3 * (parts[0] - min(parts)) and rise > 0.1 * min(parts) and rise > 0.05
+
+
+def _has_exploded(parts: Sequence[float]) -> bool:
+    """Whether the loss was far above the first one, even if it has fallen since."""
+    return max(parts) > 2 * parts[0] and max(parts) > parts[0] + 1
 
 
 def _say_diverged(run: FinishedRun) -> str:
     if run.rejected >= REJECTED:
         return f"{run.rejected:,} updates were rejected, whose losses were too high or no numbers"
     parts = run.curve.parts
+    if _has_exploded(parts):
+        return f"the training loss rose from {parts[0]:.3g} to {max(parts):.3g}"
     return f"the training loss fell to {min(parts):.3g} and rose to {parts[-1]:.3g} again"
 
 
 def _slower(run: FinishedRun) -> str:
     """The keys that make steps smaller."""
-    keys = [f"train.learning_rate={_rate(run) / 3:.1g}"]
+    rate = _rate(run) / 3
+    usual = _usual_rate(run)
+    if run.recipe.start_from is None and rate > MUCH_TOO_HIGH * usual:
+        rate = usual
+    keys = [f"train.learning_rate={rate:.1g}"]
     if run.recipe.train.clip is None:
         keys.append("train.clip=1.0")
     return " and ".join(keys)
@@ -235,7 +249,7 @@ def _more_patience(run: FinishedRun) -> str:
 def _is_unfinished(run: FinishedRun) -> bool:
     """Whether the validation loss was still falling when the steps or the minutes ended."""
     curve = run.curve
-    if run.stopped_by not in ("steps", "minutes") or len(curve.valid) < 3:
+    if run.stopped_by not in ("steps", "minutes") or len(curve.valid) < 3 or _diverged(run):
         return False
     late = [loss for step, loss in curve.valid if step >= 0.7 * run.steps]
     return len(late) > 1 and curve.valid[-1][1] < (1 - FALLING) * late[0]
@@ -337,7 +351,7 @@ def _begin_to_learn(run: FinishedRun) -> str:
     """What helps a model that ignores its input."""
     usual = _usual_rate(run)
     is_new = run.recipe.start_from is None
-    if is_new and not usual / 20 < _rate(run) < 5 * usual:
+    if is_new and not usual / 20 < _rate(run) < MUCH_TOO_HIGH * usual:
         return f"train.learning_rate={usual:.1g}"
     if is_new and run.stopped_by == "patience":
         return f"{_more_patience(run)}, more data or start_from=PRETRAINED"
