@@ -54,11 +54,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector visit what tests make, and not all modules and thousands of
-    collected tests again and again. What tests import later is not frozen; passes are rare.
+    collected tests again and again.
     """
     gc.freeze()
     gc.set_threshold(5_000, 10, 10)
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last test of a file, what it has left are modules and results for later tests."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
