@@ -162,7 +162,7 @@ RAISED = [
         1,
         "error: runs: Permission denied\n",
     ),
-    (KeyboardInterrupt(), 130, ""),
+    (KeyboardInterrupt(), 130, "stopped; begin again with `trifold recipes`\n"),
     (typer.Exit(143), 143, ""),
 ]
 
