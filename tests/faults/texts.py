@@ -165,7 +165,7 @@ COUNTS = {
     "read": r": ([\d,]+) (?:pair|document)s?,",
     "blank": r"([\d,]+) (?:with a blank side|blank) \(",
     "repeated": r"([\d,]+) repeated \(",
-    "odd": r"([\d,]+) with unusual separators",
+    "odd": r"([\d,]+) with unusual line breaks",
     "used": r"; ([\d,]+) used",
     "too long": r"([\d,]+) of [\d,]+ pairs are longer than",
     "in an epoch": r"an epoch: ([\d,]+) pairs",
