@@ -36,19 +36,27 @@ def explain(error: Exception, arguments: Sequence[str], commands: Sequence[str])
         for name in (*each.opts, *each.secondary_opts)
         if name.startswith("-")
     }
-    names = [each for each in parameters if each.param_type_name == "argument"]
     if is_unknown_option and option is not None:
-        metavars = [str(each.metavar) for each in names]
+        metavars = [str(each.metavar) for each in parameters if each.param_type_name == "argument"]
         known |= dict.fromkeys(re.findall("[A-Z]+", " ".join(metavars)), True)
         return answer_option(option, context.info_name, words, known)
     if "unexpected extra" in str(error):
-        found, extra, _ = context.command.make_parser(context).parse_args(args=[*words])
-        taken = [found[each.name] for each in names]
-        for word in (*taken, *extra):
-            words.remove(word)
-        takes_text = "TEXT" in str(names[-1].metavar)
-        if takes_text or _exists(" ".join([*taken[-1:], *extra])):
-            return answer_extra(context.info_name, taken, extra, words)
+        return _explain_extra(context, words)
+    return None
+
+
+def _explain_extra(context: Any, words: list[str]) -> str | None:
+    """The message about words beyond the arguments of a command: a text or the name of a file
+    without quotes.
+    """
+    found, extra, _ = context.command.make_parser(context).parse_args(args=[*words])
+    names = [each for each in context.command.params if each.param_type_name == "argument"]
+    taken = [found[each.name] for each in names]
+    for word in (*taken, *extra):
+        words.remove(word)
+    takes_text = "TEXT" in str(names[-1].metavar)
+    if takes_text or _exists(" ".join([*taken[-1:], *extra])):
+        return answer_extra(context.info_name, taken, extra, words)
     return None
 
 

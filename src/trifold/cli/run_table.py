@@ -21,7 +21,7 @@ LONGEST_VALUE = 48
 LONGEST_CHANGES = 120
 
 
-class Run(Protocol):
+class ListedRun(Protocol):
     """What the table shows of a run."""
 
     run: str
@@ -42,7 +42,7 @@ class RunTable(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def make_table(runs: Sequence[Run]) -> RunTable:
+def make_table(runs: Sequence[ListedRun]) -> RunTable:
     """The table of these runs."""
     notes = list[str]()
     names = [_one_line(facts.run) for facts in runs]
@@ -149,7 +149,7 @@ def _without_middle(text: str, size: int) -> str:
     return text[:before] + DOTS + text[before + 1 - size :]
 
 
-def _best(facts: Run) -> str:
+def _best(facts: ListedRun) -> str:
     """The best score with its step; empty without a validation."""
     from trifold.scores import score_text
 
@@ -158,7 +158,7 @@ def _best(facts: Run) -> str:
     return f"{score_text(facts.score, facts.value)} ({facts.best_step})"
 
 
-def _state(facts: Run) -> str:
+def _state(facts: ListedRun) -> str:
     state = str(facts.state)
     if state in ("stopped", "running"):
         state += f" at {facts.step}"
