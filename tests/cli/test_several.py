@@ -5,6 +5,7 @@ scores.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from statistics import mean, stdev
 
@@ -103,6 +104,8 @@ def test_after_a_signal_the_same_command_continues(train, tmp_path, monkeypatch)
     monkeypatch.setattr(sys.modules["trifold.train"], "train", stopped_in_the_second)
     stopped = train("--seeds", "3")
     assert (stopped.code, stopped.out) == (143, "")
+    last = " ".join(stopped.err.split()).rpartition("; ")[2]
+    assert re.fullmatch(r".*continue all runs with `trifold train .* --seeds 3`", last)
     assert [seed for seed, *_ in calls] == [1, 2]
     done = train("--seeds", "3", "--data-changed")
     assert calls[2:] == [(2, "auto", True), (3, "auto", True)]

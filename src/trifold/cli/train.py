@@ -80,11 +80,13 @@ def train_recipe(
             if out is None and is_run(recipe):
                 out = named(recipe).path
             if seeds is not None or folds is not None:
-                _train_several(settings, out, seeds, folds, data_changed=data_changed, json=json)
+                command = _command(recipe, changes, out, seeds, folds, data_changed=data_changed)
+                _train_several(
+                    settings, out, seeds, folds, command, data_changed=data_changed, json=json
+                )
             outcome = train(settings, out=out, resume=resume, data_changed=data_changed)
     except (KeyboardInterrupt, SystemExit) as stop:
-        options = _options(out, seeds, folds, data_changed=data_changed)
-        command = shlex.join(["trifold", "train", str(recipe), *(changes or ()), *options])
+        command = _command(recipe, changes, out, seeds, folds, data_changed=data_changed)
         line = f"stopped immediately; continue with `{command}`"
         if isinstance(stop, KeyboardInterrupt):
             raise KeyboardInterrupt(line) from None
@@ -103,24 +105,33 @@ def _train_several(
     out: Path | None,
     seeds: str | None,
     folds: int | None,
+    command: str,
     *,
     data_changed: bool,
     json: bool,
 ) -> NoReturn:
-    """Train a run for each seed or fold, list them, and exit."""
+    """Train a run for each seed or fold, list them, and exit. command: it continues them."""
     folder = out or Path("runs") / settings.name
     exit_code = train_each(
         settings, changes_by_run(seeds, folds), folder, data_changed=data_changed
     )
-    if is_main_process() and not exit_code:
+    if is_main_process() and exit_code:  # a signal, after which the run has said how it continues
+        print_note(f"continue all runs with `{command}`")
+    elif is_main_process():
         runs.run(folder, "date", json)
     raise typer.Exit(exit_code)
 
 
-def _options(
-    out: Path | None, seeds: str | None, folds: int | None, *, data_changed: bool
-) -> list[str]:
-    """The options of the command that continues; several runs are continued without one."""
+def _command(
+    recipe: AnyPath,
+    changes: list[str] | None,
+    out: Path | None,
+    seeds: str | None,
+    folds: int | None,
+    *,
+    data_changed: bool,
+) -> str:
+    """The command that continues; several runs are continued without an option."""
     given: dict[str, object] = {"--out": out, "--seeds": seeds, "--folds": folds}
     if seeds is None and folds is None:
         given["--resume"] = "auto"
@@ -128,7 +139,7 @@ def _options(
     for name, choice in given.items():
         if choice is not None:
             options += [name, str(choice)]
-    return options
+    return shlex.join(["trifold", "train", str(recipe), *(changes or ()), *options])
 
 
 def _ignore_user_signal() -> None:
