@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,14 +15,14 @@ from tests.recipes import BERT, load_included
 from tests.train.runs import RecordingView
 
 from trifold.cli import main
-from trifold.data import DataSettings
+from trifold.data import DataSettings, image_sets
 from trifold.errors import SettingsError, UsageError
 from trifold.hub import save_model
 from trifold.hub.folder import describe_misfit, families_for
 from trifold.nn import Transformer
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
-from trifold.objectives import KINDS, settings_class
+from trifold.objectives import KINDS, answer, choose, embed, labels, settings_class, tag
 from trifold.recipe import (
     Recipe,
     TrainSettings,
@@ -568,6 +569,33 @@ def test_an_invalid_file_is_an_error_with_its_place(write, text, words):
     with pytest.raises(SettingsError) as caught:
         load_recipe(write(text))
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# An unknown key -> the one that is probably meant: of the same name elsewhere, else of similar
+# letters.
+MEANT = {
+    **dict.fromkeys(["data.label", "data.lable", "data.labels", "label"], "data.columns.label"),
+    "data.text": "data.columns.text",
+    "data.tags": "data.columns.tags",
+    "data.steps": "train.steps",
+    "data.tran": "train",
+    "train.alpha": "train.lora.alpha",
+    "train.stpes": "steps",
+    "model.layers": "n_layers",
+}
+
+
+@pytest.mark.parametrize(("key", "meant"), MEANT.items())
+def test_an_unknown_key_names_the_one_that_is_meant(key, meant):
+    with pytest.raises(SettingsError, match=rf"^{key}: unknown key; did you mean '{meant}'\?$"):
+        load_recipe("smoke", {key: "x"})
+
+
+def test_the_usual_columns_are_those_that_tasks_read():
+    tables: list[dict[str, Any]] = [embed.COLUMNS]
+    tables += [task.ROLES for task in (answer, choose, image_sets, labels, tag)]
+    rare = {"id", "start", *choose.COLUMNS}
+    assert {*DataSettings.usual_keys["columns"]} == {*chain(*tables)} - rare
 
 
 # Texts that would take minutes or gigabytes -> the error.

@@ -6,8 +6,8 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, get_origin
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_origin
 
 from annotated_types import Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -42,6 +42,9 @@ class Settings(BaseModel):
     """Base of every settings class. Instances are immutable, have no unknown keys, and their
     numbers are finite. Invalid arguments raise SettingsError.
     """
+
+    # Field that holds a dict -> its usual keys, which errors about unknown keys name.
+    usual_keys: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     # The minimum length makes pydantic check that strings are valid Unicode.
     model_config = ConfigDict(
@@ -193,13 +196,42 @@ def _walk(cls: type[Settings], path: Location) -> tuple[list[str], type[Settings
     return keys, inner
 
 
-def _elsewhere(cls: type[Settings], key: str) -> str | None:
-    """The dotted name of a key that another group of the settings has."""
-    for group, field in cls.model_fields.items():
+def _meant_key(cls: type[Settings], path: Location) -> str | None:
+    """The dotted name of the key that an unknown one, at the end of this path, probably means: one
+    of the same name in another group, else one of similar letters in this group.
+    """
+    *groups, key = map(str, path)
+    inner = _walk(cls, tuple(groups))[1] or cls
+    same = [*_usual_keys(inner, key, groups)]
+    for group, members in _inner_groups(cls):
+        if key in members.model_fields:
+            same.append(f"{group}.{key}")
+        same += _usual_keys(members, key, [group])
+    if same:
+        return same[0]
+    if similar(key, inner.model_fields, 0.8):
+        return None  # which `nearest` names
+    deeper = (
+        ".".join([*groups, group, key])
+        for group, members in _inner_groups(inner)
+        if key in members.model_fields
+    )
+    return next(deeper, None)
+
+
+def _inner_groups(cls: type[Settings]) -> Iterator[tuple[str, type[Settings]]]:
+    """The fields that hold settings of one class, and the class."""
+    for name, field in cls.model_fields.items():
         members = _settings_classes(field.annotation)
-        if len(members) == 1 and key in members[0].model_fields:
-            return f"{group}.{key}"
-    return None
+        if len(members) == 1:
+            yield name, members[0]
+
+
+def _usual_keys(cls: type[Settings], key: str, groups: list[str]) -> Iterator[str]:
+    """The dotted names of usual keys of dicts in a group that are `key`, but for a letter."""
+    for name, keys in cls.usual_keys.items():
+        for meant in difflib.get_close_matches(key, keys, n=1, cutoff=0.8):
+            yield ".".join([*groups, name, meant])
 
 
 def _explain(cls: type[Settings], problem: Any) -> str:
@@ -207,7 +239,7 @@ def _explain(cls: type[Settings], problem: Any) -> str:
         case "extra_forbidden":
             inner = _walk(cls, problem["loc"][:-1])[1] or cls
             key = str(problem["loc"][-1])
-            if dotted := _elsewhere(cls, key):
+            if dotted := _meant_key(cls, problem["loc"]):
                 return f"unknown key; did you mean {dotted!r}?"
             return f"unknown key{nearest(key, list(inner.model_fields), 'keys')}"
         case "missing":

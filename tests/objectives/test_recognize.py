@@ -122,6 +122,36 @@ def write_files(folder: Path, files: dict[str, str | bytes]) -> str:
     return first.split("/")[0]
 
 
+# Few rows of columns with unknown names, and those of text and label. Signs in quotes separate
+# nothing.
+FOREIGN = {
+    "semicolons": ('id;Rezension;Stimmung\n1;"gut ; sehr gut";gut\n2;mies;schlecht\n', "Rezension Stimmung"),
+    "a byte order mark": ('\ufeffid;Rezension;Stimmung\n1;"gut ; sehr gut";gut\n2;mies;schlecht\n', "Rezension Stimmung"),
+    "line ends of Windows": ('id;Rezension;Stimmung\r\n1;"gut ; sehr";gut\r\n2;mies;schlecht\r\n', "Rezension Stimmung"),
+    "tabs": ('id\tRezension\tStimmung\n1\t"gut ; sehr gut"\tgut\n2\tmies\tschlecht\n', "Rezension Stimmung"),
+    "decimal commas": (
+        'Nr;Preis;Kommentar;Urteil\n1;3,5;"teuer; aber gut, sehr";gut\n2;2,99;billig und schlecht;schlecht\n'
+        "3;1,50;nicht gut;schlecht\n",
+        "Kommentar Urteil",
+    ),
+    "names in quotes": ('"id";"Rezension";"Stimmung"\n"1";"gut ; ""so"" gut";"gut"\n"2";"mies";"schlecht"\n', "Rezension Stimmung"),
+    "bars": ("nr|opinión|sentimiento\n1|\"bueno| muy bueno\"|sí\n2|malo, de verdad|no\n3|algo malo|no\n", "opinión sentimiento"),
+    "Japanese": ('番号;感想;評価\n1;"良い ; とても 良い";良\n2;悪い;悪\n3;ひどい 話 です;悪\n', "感想 評価"),
+    "a line end in quotes": ('id;Rezension;Stimmung\n1;"gut ;\n sehr gut";gut\n2;mies;schlecht\n', "Rezension Stimmung"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_few_rows_of_unknown_names_are_recognized(tmp_path, monkeypatch, case):
+    content, columns = FOREIGN[case]
+    text, label = columns.split()
+    monkeypatch.chdir(tmp_path)
+    guess = guess_recipe([write_files(tmp_path, {"a.csv": content.encode()})])
+    assert guess is not None
+    assert guess.recipe == "classify"
+    assert guess.settings[-2:] == (f"data.columns.text={text}", f"data.columns.label={label}")
+
+
 @pytest.mark.parametrize("case", FILES)
 def test_data_is_recognized(tmp_path, monkeypatch, case):
     files, expected = FILES[case]

@@ -89,13 +89,16 @@ def _find_delimiter(
     rows = _divide_rows(lines, kind, candidates)
     if kind == "tsv" and any(len(row) > 1 for row in rows[default]):
         return default
+    by_names = settings
+    if settings.header:  # then any row may be one, under any delimiter
+        by_names = settings.model_copy(update={"header": None})
     for sign in candidates:
-        if _has_header(rows[sign], settings, known):
+        if _has_header(rows[sign], by_names, known):
             return sign
     even = [sign for sign in candidates if _is_even(rows[sign])]
     if default in even and not _are_commas_of_texts(lines, default):
         return default
-    others = [sign for sign in even if sign != default and not _is_of_texts(sign, lines)]
+    others = [sign for sign in even if sign != default and not _is_of_texts(sign, rows[sign])]
     if others and kind == "csv" and len(lines) > 1:
         return others[0]
     return default
@@ -131,9 +134,12 @@ def _are_commas_of_texts(lines: Sequence[str], delimiter: str) -> bool:
     )
 
 
-def _is_of_texts(delimiter: str, lines: Sequence[str]) -> bool:
-    """Whether a sign stands before a space, as a semicolon in a text does."""
-    return delimiter != "\t" and any(f"{delimiter} " in line for line in lines)
+def _is_of_texts(delimiter: str, rows: Sequence[list[str]]) -> bool:
+    """Whether a sign stands before a space, as a semicolon in a text does. In quotes it is part of
+    a cell.
+    """
+    cells = [cell for row in rows for cell in row[1:]]
+    return delimiter != "\t" and any(cell.startswith(" ") for cell in cells)
 
 
 # --- quotes ---------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Settings of the data: its sources and how they are read."""
 
 import re
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import (
     Field,
@@ -24,6 +25,8 @@ def _keep_frame(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 Source: TypeAlias = Annotated[str | list[str] | None, WrapValidator(_keep_frame)]
 
+# The parts of a row that labelled tasks read, whose columns can be named.
+ROLES = ("text pair label question context answers choices words tags image negative").split()
 # Names of delimiters that a shell or YAML reads as something else.
 _DELIMITER_NAMES = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "space": " "}
 
@@ -47,6 +50,8 @@ class DataSettings(Settings):
 
     Paths may contain `~` and `${VARIABLES}`.
     """
+
+    usual_keys: ClassVar[Mapping[str, Sequence[str]]] = {"columns": ROLES}
 
     train: Source = None
     valid: Source = None

@@ -29,6 +29,7 @@ from trifold.settings import as_yaml
 from trifold.yaml_dialect import YAMLError, load
 
 ROWS = 200  # of a file that are looked at
+FEW_ROWS = 6  # in which labels may not occur again
 PLAIN = DataSettings()
 # Names of the columns of pairs, each of a source and a target.
 PAIRS = tuple(
@@ -389,6 +390,8 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
     texts = _longest_texts(columns, len(rows))
     others = [column for column in columns if column not in texts and column.different > 1]
     labels = [column for column in others if column.is_label(len(rows))]
+    if not labels and _has_labels(texts, len(rows)):
+        labels = [texts.pop()]
     if len(texts) == 2 and not labels and len(columns) <= 4:
         return _translate(texts[0].name, texts[1].name, len(columns))
     numbers = [column for column in others if column.are_numbers]
@@ -401,6 +404,13 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
         return _of_pairs(first, second, label)
     longest = max(texts, key=lambda column: column.words)
     return _with_columns("classify", {"text": longest, "label": label})
+
+
+def _has_labels(texts: Sequence[ColumnContent], rows: int) -> bool:
+    """Whether the last column of texts has single words beside a longer text: labels of so few rows
+    that none has occurred again.
+    """
+    return rows < FEW_ROWS and len(texts) == 2 and texts[1].words == 1 < texts[0].words
 
 
 def _contents(rows: Sequence[Mapping[str, Any]]) -> list[ColumnContent]:
