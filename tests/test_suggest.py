@@ -32,6 +32,8 @@ ERRORS = {
     "a.en,a.de": f"{TRAIN}translate data.train=a.en,a.de`",
     "english.txt german.txt": f"{TRAIN}translate data.train=english.txt,german.txt`",
     "data.train=novel.txt": f"data.train=novel.txt is a setting, and a recipe is missing before it; run {TRAIN}causal data.train=novel.txt`",
+    "data.train=novel.txt model.preset=bert-tiny": f"run {TRAIN}masked data.train=novel.txt model.preset=bert-tiny`",
+    "data.train=reviews.csv start_from=bert": f"run {TRAIN}classify data.train=reviews.csv start_from=bert`",
     "train.steps=9": f"run {TRAIN}RECIPE train.steps=9`",
     "classify reviews.csv": f"reviews.csv is not key=value; data is named by {TRAIN}classify data.train=reviews.csv`",
     "translate a.en a.de": f"{TRAIN}translate data.train=a.en,a.de`",

@@ -106,6 +106,15 @@ def _command(arguments: Iterable[str]) -> str:
     return f"`trifold train {shlex.join(arguments)}`"
 
 
+def _recipe_of_model(arguments: Sequence[str]) -> str | None:
+    """The recipe that the name of a model in the settings means; None without one."""
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key in ("model.preset", "start_from"):
+            return recipe_meant(Path(value).name)
+    return None
+
+
 def _setting_error(name: str, key: str, value: str, arguments: Sequence[str]) -> UsageError:
     """The error for a setting in the place of the recipe."""
     guess = None
@@ -114,6 +123,8 @@ def _setting_error(name: str, key: str, value: str, arguments: Sequence[str]) ->
         guess = _guess(sources)
     recipe = guess.recipe if guess is not None else "RECIPE"
     settings = guess.settings if guess is not None else ()
+    if recipe == "causal":  # raw text, which encoders read too
+        recipe = _recipe_of_model(arguments) or recipe
     command = _command([recipe, name, *settings, *arguments])
     return UsageError(f"{name} is a setting, and a recipe is missing before it; run {command}")
 

@@ -116,7 +116,7 @@ ANSWERS = {
     "train smoke steps=5": "steps: unknown key; did you mean 'train.steps'?",
     "train smoke train.d_model=5": "did you mean 'model.d_model'?",
     "train smoke train.lr=5": "train.lr: unknown key; did you mean 'train.learning_rate'?",
-    "train smoke epochs=5": "epochs: unknown key; training is measured in steps",
+    "train smoke epochs=5": "epochs: unknown key; training is measured in steps: `trifold train smoke train.steps=2000`",
     "train smoke train.steps= 5": "write key=value without spaces, as in train.steps=5",
     "train smoke train.steps = 5": "write key=value without spaces, as in train.steps=5",
     # show

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except TrifoldError as error:
         if not isinstance(error, OtherRankError) or (is_main_process() and not error.reported):
-            print_error(explain_keys(error.message))
+            print_error(explain_keys(error.message, arguments))
         return error.exit_code
     except typer.TyperException as error:
         if (answer := explain(error, arguments, list(COMMANDS))) is not None:

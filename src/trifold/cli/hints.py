@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -653,19 +654,25 @@ def _key_of(name: str) -> str | None:
     return key if key in groups else None
 
 
-def explain_keys(message: str) -> str:
-    """A message with what other programs mean by the unknown keys in its lines."""
-    return re.sub(r"^([\w.]+): unknown key.*", _explain_key, message, flags=re.MULTILINE)
+def explain_keys(message: str, arguments: Sequence[str]) -> str:
+    """A message with what other programs mean by the unknown keys in its lines. arguments: of the
+    command line, whose recipe is that of the remedies.
+    """
+    recipe = next((word for word in arguments[1:] if "=" not in word), "demo")
+    explain_key = partial(_explain_key, recipe=recipe)
+    return re.sub(r"^([\w.]+): unknown key.*", explain_key, message, flags=re.MULTILINE)
 
 
-def _explain_key(line: re.Match[str]) -> str:
+def _explain_key(line: re.Match[str], recipe: str) -> str:
     """The line of a message about an unknown key."""
     name = line[1].rpartition(".")[2].replace("_", "-")
     if name in _KEY_OF:
         return f"{line[1]}: unknown key; did you mean {_KEY_OF[name]!r}?"
     for words, text in TRAINING.items():
         if name in words.split()[:6] and "=" in text:
-            remedy = text.format(command="trifold train demo", name="train", value="demo")
+            remedy = text.format(
+                command=f"trifold train {shlex.quote(recipe)}", name="train", value=recipe
+            )
             return f"{line[1]}: unknown key; {remedy}"
     return line[0]
 

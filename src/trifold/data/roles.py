@@ -68,9 +68,9 @@ def choose_columns(
     if is_table:
         chosen |= _remaining_columns(row, missing, chosen)
     chosen = {role: role for role in missing} | chosen
-    for role, key in chosen.items():
-        if is_table and key not in keys:
-            raise _missing_column(row, key, place, role, roles)
+    absent = {role: key for role, key in chosen.items() if is_table and key not in keys}
+    if absent:
+        raise _missing_column(row, absent, place, roles)
     return {role: chosen[role] for role in roles if role in chosen}
 
 
@@ -151,8 +151,10 @@ def _setting(role: str) -> str:
 
 
 def _missing_column(
-    row: Mapping[str, Any], column: str, place: str, role: str, roles: Roles
+    row: Mapping[str, Any], absent: Mapping[str, str], place: str, roles: Roles
 ) -> DataError:
+    """The error for the roles whose columns a row does not have. absent: role -> column."""
+    column = next(iter(absent.values()))
     has_header = "0" not in row
     first = [*row.values()]
     if has_header:
@@ -168,7 +170,8 @@ def _missing_column(
             "data.header=true and data.columns to numbers of columns"
         )
     known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
-    remedy = f"set {_setting(role)} to names or numbers of columns (from 0)"
+    settings = dict.fromkeys(map(_setting, absent))
+    remedy = f"set {' and '.join(settings)} to names or numbers of columns (from 0)"
     if len(first) == 1 and (sign := re.search("[;\t|,]", first[0])):
         remedy = f"{sign[0]!r} does not separate columns here; set data.delimiter"
     return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
