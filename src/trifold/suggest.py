@@ -82,16 +82,48 @@ def check_arguments(recipe: str, arguments: Sequence[str]) -> None:
     """Raises UsageError for files without a key among the arguments after a recipe."""
     files = [*_existing(argument for argument in arguments if "=" not in argument)]
     if files:
-        others = [argument for argument in arguments if argument not in files]
-        command = _command([recipe, f"data.train={','.join(files)}", *others])
+        command = _command([recipe, *_with_data(arguments)])
         raise UsageError(f"{files[0]} is not key=value; data is named by {command}")
 
 
-def _with_data(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with a place for the name of a file if they name no data."""
-    if any(argument.startswith("data.train=") for argument in arguments):
+def with_recipe(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `trifold train` after a recipe, and with files as data: the recipe that
+    reads the data if there is none, and `demo` without data.
+    """
+    if arguments and "=" not in arguments[0] and not [*_existing(arguments[:1])]:
+        recipe, *others = arguments
+        if [*_existing(word for word in others if "=" not in word)]:
+            return [recipe, *_with_data(others)]
         return [*arguments]
-    return ["data.train=FILE", *arguments]
+    settings = arguments
+    if [*_existing(word for word in arguments if "=" not in word)]:
+        settings = _with_data(arguments)
+    values = dict(setting.partition("=")[::2] for setting in settings)
+    if not any(key.startswith("data.") for key in values):
+        return ["demo", *settings]
+    source = values.get("data.train", "")
+    guess = None
+    if sources := [*_existing(source.split(","))]:
+        guess = _guess(sources)
+    if guess is not None:
+        added = [each for each in guess.settings if each.partition("=")[0] not in values]
+        return [guess.recipe, *settings, *added]
+    if {"data.source", "data.target"} & {*values}:
+        return ["translate", *settings]
+    recipe = "causal" if source.endswith((".txt", ".txt.gz")) else "classify"
+    return [recipe, *settings]
+
+
+def _with_data(arguments: Sequence[str]) -> list[str]:
+    """The arguments with files as data, and what is named like a file; with a place for the name
+    of a file if there is none.
+    """
+    words = [argument for argument in arguments if "=" not in argument]
+    files = [word for word in words if [*_existing([word])] or Path(word).suffix]
+    others = [argument for argument in arguments if argument not in files]
+    if any(argument.startswith("data.train=") for argument in others):
+        return others
+    return [f"data.train={','.join(files) or 'FILE'}", *others]
 
 
 def _existing(names: Iterable[str]) -> Iterator[str]:

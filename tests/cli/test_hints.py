@@ -40,6 +40,15 @@ ANSWERS = {
     "text-generation-launcher --model-id x": "to translate or continue text:",
     "llama-quantize a b": "to write a model in another format or precision",
     "wandb login": "`trifold runs` lists scores",
+    "translate {here} 'Wie geht es?'": '`trifold generate {here} "Wie geht es?"`',
+    "translate {here} Wie geht es --beams 4": '`trifold generate {here} "Wie geht es"`',
+    "translate a/b hi": '`trifold generate a/b "hi"`',
+    "translate nothere hi": '`trifold generate runs/demo "I love dogs."`',
+    "summarize {here} {here}/a.csv": "`trifold generate {here} - < {here}/a.csv`",
+    "classify {here} {here}/a.csv": "`trifold predict {here} {here}/a.csv --out FILE.csv`",
+    "perplexity {here} {here}/a.csv": "to score a model: `trifold eval {here} {here}/a.csv`",
+    "significance {here} other": "`trifold compare {here} other`",
+    "attention {here} {here}/a.yaml": '`trifold look {here} "$(cat {here}/a.yaml)"`',
     "cache": "in the cache of huggingface_hub, which `hf cache ls` lists",
     "train.steps=3": "a setting follows the name of a recipe: `trifold train demo train.steps=3`",
     "{here}": "to use a model: `trifold generate {here}",
@@ -61,9 +70,28 @@ ANSWERS = {
     "train smoke --overwrite": "a run is never overwritten: `trifold train smoke --out runs/another`",
     "train smoke --out a --force": "`trifold train smoke --out runs/another` writes another,",
     "train smoke --learning_rate 3 --seed 4 --fp16": "`trifold train smoke train.seed=4 train.precision=bfloat16 train.learning_rate=3`",
+    # of several options, those without a counterpart are left out and named
+    "train smoke --data a.b --epochs 5": "`trifold train smoke data.train=a.b`; left out: --epochs 5",
+    "train smoke --epochs 5 --zzz=4": "`trifold train smoke train.steps=2000`; it prints first how many batches an epoch has; left out: --zzz=4",
+    "train -data x.csv -save_model out -train_steps 9": "`trifold train classify train.steps=9 data.train=x.csv --out out`",
+    "train --data x.csv --src de --tgt en": "`trifold train translate data.source=de data.target=en data.train=x.csv`",
+    "train --data x.txt --do_train": "`trifold train causal data.train=x.txt`; left out: --do_train",
+    "train smoke {here}/a.csv --epochs 3": "`trifold train smoke data.train={here}/a.csv train.steps=2000`",
+    "train lm {here}/a.csv": "Run `trifold train causal data.train={here}/a.csv`",
+    "train lm novel.txt": "Run `trifold train causal data.train=novel.txt`",
+    "generate x hi --temp 1 --zzz 5 --foo": "`trifold generate x hi --temperature 1`; left out: --zzz 5, --foo",
+    # durations
+    "train smoke --time 5m": "`trifold train smoke train.minutes=5`",
+    "train smoke --hours 2": "`trifold train smoke train.minutes=120`",
+    "train smoke --max-time 01:00:00": "`trifold train smoke train.minutes=60`",
+    "train smoke --max-time 00:01:30:00": "`trifold train smoke train.minutes=90`",
+    "train smoke --time_budget 1h30m": "`trifold train smoke train.minutes=90`",
+    "train smoke --max-seconds 90": "`trifold train smoke train.minutes=1.5`",
+    "train smoke --timeout soon": "`trifold train smoke train.minutes=5`",
+    "train smoke --time date": "`trifold train smoke data.time=date`",
     "train smoke --resume_from_checkpoint x": "by `trifold resume x`",
     "train smoke --world_size 2": "torchrun --nproc-per-node 2 -m trifold train smoke",
-    "train smoke --do_train --do_eval": "`trifold train smoke --do_eval` trains and validates",
+    "train smoke --do_train --do_eval": "`trifold train smoke` trains and validates",
     "train smoke --resume": "--resume has a value: `trifold train smoke --resume auto`",
     "train smoke --data_changed": "write `trifold train smoke --data-changed`",
     "train smoke --fp16 --max-steps 4": "`trifold train smoke train.steps=4 train.precision=bfloat16`",
@@ -91,6 +119,8 @@ ANSWERS = {
     "generate x hi --batch_size 8": "write `trifold generate x hi --batch-size 8`",
     "generate -m x -p hi --temp 1 -ngl 9 -t 8 --verbose": "`trifold generate x hi --temperature 1`",
     "predict x hi --return_all_scores": "write `trifold predict x hi --probabilities`",
+    "predict x hi --scores": "prints a score with each result, and --out FILE.csv has it as a column; --probabilities adds",
+    "predict x hi --proba": "write `trifold predict x hi --probabilities`",
     "predict --model x --input_file a.csv --output_file b.csv": "`trifold predict x a.csv --out b.csv`",
     "eval --model x --data a.tsv": "the model comes first: `trifold eval x a.tsv`",
     "eval x --data a.tsv": "the data comes after the model: `trifold eval x a.tsv`",
@@ -101,6 +131,9 @@ ANSWERS = {
     # text without quotes
     "generate x I love dogs": 'put the text in quotes: `trifold generate x "I love dogs"`',
     "generate x --seed 1 I love dogs": '`trifold generate x "I love dogs" --seed 1`',
+    "generate x 'Hi there.' Bye --seed 1": 'one text, or lines from a pipe: `printf \'%s\\n\' "Hi there." "Bye" | trifold generate x - --seed 1`',
+    "look x 'Hi there.' 'Bye bye.'": '`trifold look` takes one text: `trifold look x "Hi there."`',
+    "generate {here} {here}/a.yaml --out a.en --stop-strings 'a b'": "`trifold generate {here} - --stop-strings 'a b' --out a.en < {here}/a.yaml`",
     "generate x for '$5'": "`trifold generate x 'for $5'`",
     "look x one two --out a.html": '`trifold look x "one two" --out a.html`',
     "runs {here}/my runs": 'put the name in quotes: `trifold runs "{here}/my runs"`',
@@ -117,6 +150,7 @@ ANSWERS = {
     "train smoke train.d_model=5": "did you mean 'model.d_model'?",
     "train smoke train.lr=5": "train.lr: unknown key; did you mean 'train.learning_rate'?",
     "train smoke epochs=5": "epochs: unknown key; training is measured in steps: `trifold train smoke train.steps=2000`",
+    "train smoke train.time=4m": "train.time: unknown key; did you mean 'train.minutes'?",
     "train smoke train.steps= 5": "write key=value without spaces, as in train.steps=5",
     "train smoke train.steps = 5": "write key=value without spaces, as in train.steps=5",
     # show
@@ -134,7 +168,10 @@ def test_what_trifold_does_not_have_is_answered(trifold, tmp_path, typed):
     words = re.findall(r"'[^']*'|\S+", typed.format(here=tmp_path))
     done = trifold(*(word.strip("'") for word in words))
     assert (done.code, done.out) == (2, "")
-    assert ANSWERS[typed].format(here=tmp_path) in " ".join(done.err.split())
+    answer = " ".join(done.err.split())
+    assert ANSWERS[typed].format(here=tmp_path) in answer
+    for words in hints.words_in(answer):
+        check_parses(words)
 
 
 def commands_of(answer: str) -> list[list[str]]:
@@ -149,12 +186,18 @@ def test_every_command_of_an_answer_parses():
     answers += [*hints.TRAINING.values(), *hints.OTHERS.values(), *hints.OTHER_FLAGS.values()]
     found = list(chain.from_iterable(map(commands_of, answers)))
     assert len(found) > 40
-    for _, name, *rest in found:
-        if name.startswith("--"):
-            assert name in ("--help", "--version")
-        elif rest != ["--help"]:
-            command = typer.main.get_command(_app([name])).commands[name]
-            command.make_context(name, rest)
+    for words in found:
+        check_parses(words)
+
+
+def check_parses(words: list[str]) -> None:
+    """Parses a command as the command line does."""
+    _, name, *rest = words
+    if name.startswith("--"):
+        assert name in ("--help", "--version")
+    elif rest and rest[-1] != "--help":
+        command = typer.main.get_command(_app([name])).commands[name]
+        command.make_context(name, rest)
 
 
 def test_a_word_has_one_answer():

@@ -76,10 +76,11 @@ def run(
 
     check_output(out, overwrite=overwrite)
 
-    from trifold.cli.names import check_no_files
+    from trifold.cli.names import Typed, check_no_files
 
     if text is not None and not as_text:
-        check_no_files([text], f"generate {model}")
+        words = declared.option_words(**options, stream=stream or None, json=json or None, out=out)
+        check_no_files([text], Typed(f"generate {model}", words))
 
     precision: dict[str, Any] = {"device": device, "dtype": dtype, "weights": weights}
     pipeline = load_pipeline(model, tokenizer=tokenizer, **precision)

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ def explain(error: Exception, arguments: Sequence[str], commands: Sequence[str])
         return None
     is_unknown_option = hasattr(error, "possibilities")
     if context.parent is None:  # the command itself is unknown
-        return answer_command(option or _first_word(arguments), commands)
+        name = option or _first_word(arguments)
+        return answer_command(name, commands, _words_after(name, arguments))
     words = [*arguments][[*arguments].index(context.info_name) + 1 :]
     parameters = context.command.params
     known = {
@@ -64,6 +66,14 @@ def _explain_extra(context: Any, words: list[str]) -> str | None:
 def _first_word(arguments: Sequence[str]) -> str:
     """The word in place of a command."""
     return next((word for word in arguments if not word.startswith("-")), "")
+
+
+def _words_after(name: str, arguments: Sequence[str]) -> list[str]:
+    """The words between the name of a command and the first option."""
+    if name not in arguments:
+        return []
+    rest = arguments[[*arguments].index(name) + 1 :]
+    return [*takewhile(lambda word: not word.startswith("-"), rest)]
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -246,8 +256,58 @@ MEANINGS = (
 _ANSWERS = {word: meaning.answer for meaning in MEANINGS for word in meaning.words.split()}
 
 
-def answer_command(name: str, commands: Sequence[str]) -> str | None:
-    """The message about a command that does not exist; None if it resembles the name of one."""
+def answer_command(name: str, commands: Sequence[str], words: Sequence[str] = ()) -> str | None:
+    """The message about a command that does not exist; None if it resembles the name of one.
+
+    words: those after it, which replace the model and the text of examples.
+    """
+    answer = _answer_command(name, commands)
+    if answer is None or not words or not _is_model(words[0]):
+        return answer
+    model, *rest = words
+    return _EXAMPLE.sub(lambda found: _given_example(found, model, rest), answer)
+
+
+# A command for a trained model in an answer: its name, the model, what it reads, and the rest.
+_EXAMPLE = re.compile(
+    r"""`trifold (\w+) (?:runs/\w+|bert-base-uncased)( "[^"]*"| runs/large)?([^`]*)`"""
+)
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word names a folder, or may be the id of a model in a hub."""
+    if _exists(word):
+        return Path(word).expanduser().is_dir()
+    return re.fullmatch(r"[\w-]+/[\w.-]+", word) is not None
+
+
+def _given_example(example: re.Match[str], model: str, rest: Sequence[str]) -> str:
+    """The example with this model in place of its own, and with the words after it."""
+    command, read, end = example.groups(default="")
+    text = " ".join(rest)
+    is_file = _exists(text)
+    if read == " runs/large" and rest:
+        read = f" {_quoted(rest[0])}"
+    elif read.startswith(' "') and is_file:
+        read = f" {_file_words(command, text)}"
+    elif read.startswith(' "') and rest:
+        read = f" {in_quotes(text)}"
+    elif command == "eval" and is_file:
+        read = f" {_quoted(text)}"
+    return f"`trifold {command} {_quoted(model)}{read}{end}`"
+
+
+def _file_words(command: str, file: str) -> str:
+    """How a command that uses a model reads a file."""
+    if command == "predict" and file.endswith(ROWS):
+        return f"{_quoted(file)} --out FILE.csv"
+    if command == "look":
+        return f'"$(cat {_quoted(file)})"'
+    return f"- < {_quoted(file)}"
+
+
+def _answer_command(name: str, commands: Sequence[str]) -> str | None:
+    """The message with the examples of `MEANINGS`."""
     word = re.sub(r"[-_ ]", "", name.casefold().strip("-"))
     answers = {known.replace("-", ""): answer for known, answer in _ANSWERS.items()}
     start = f"no command {name!r:.60}"
@@ -308,8 +368,9 @@ SETTINGS_COMMANDS = ("train", "resume", "show", "study")  # which take key=value
 # Option -> the key of a recipe that has its value.
 KEYS = {
     "train.learning_rate": "lr learning-rate peak-lr rate",
-    "train.steps": "max-steps steps iterations iters num-steps max-iters n-steps",
-    "train.minutes": "max-time time-limit max-minutes",
+    "train.steps": "max-steps steps iterations iters num-steps max-iters n-steps train-steps",
+    "train.minutes": "time hours hour seconds max-time time-limit max-minutes max-hours "
+    "max-seconds time-budget budget duration timeout wall-time walltime train-time",
     "train.warmup": "warmup-steps num-warmup-steps",
     "train.seed": "random-seed",
     "train.device": "gpus",
@@ -318,8 +379,8 @@ KEYS = {
     "train.optimizer": "optim",
     "train.accumulate": "gradient-accumulation-steps accumulation grad-accum accum",
     "train.clip": "max-grad-norm grad-clip clip-norm gradient-clip",
-    "train.validate_every": "eval-steps eval-every validate-every val-every",
-    "train.save_every": "save-steps checkpoint-every",
+    "train.validate_every": "eval-steps eval-every validate-every val-every valid-steps",
+    "train.save_every": "save-steps checkpoint-every save-checkpoint-steps",
     "train.keep_last": "save-total-limit",
     "train.log_every": "logging-steps log-interval",
     "train.patience": "early-stopping-patience early-stopping",
@@ -390,7 +451,8 @@ OPTIONS = {
     "--max-new-tokens": "max-length max-tokens length tokens max-len n-tokens n n-predict "
     "num-predict max-gen-len",
     "--num-return-sequences": "samples num-samples n-best nbest",
-    "--out": "output output-file o save save-to output-dir outfile out-file output-folder",
+    "--out": "output output-file o save save-to output-dir outfile out-file output-folder "
+    "save-model save-dir save-path model-dir out-dir run-dir logdir log-dir",
     "--device cuda": "gpu cuda use-gpu",
     "--device cpu": "cpu no-cuda",
     "--dtype float16": "fp16 half",
@@ -405,7 +467,7 @@ OPTIONS = {
     "--split": "subset",
     "--report": "confusion mistakes errors",
     "--json": "format as-json",
-    "--probabilities": "return-all-scores all-scores probs",
+    "--probabilities": "return-all-scores all-scores probs proba predict-proba probability",
     "--overwrite": "force yes overwrite-output overwrite-output-dir clobber exist-ok replace",
     "--shard-size": "max-shard-size",
     "--precision": "dtype",
@@ -438,6 +500,8 @@ OTHER_FLAGS = {
     "named by --part MODULE",
     "verbose v debug log-level quiet silent": "messages go to standard error; 2>/dev/null hides "
     "them",
+    "scores score return-scores with-scores confidence": "`predict` prints a score with each "
+    "result, and --out FILE.csv has it as a column; --probabilities adds those of all classes",
     "interactive conversation cnv color": "type `-` in place of the text; each line that you type "
     "is answered",
 }
@@ -464,9 +528,28 @@ def answer_option(
     if fixed is None:
         return None
     text, words = fixed
-    while (more := _next_foreign(words, known)) and (fixed := _without_foreign(more, words, known)):
-        _, words = fixed
-    return f"no option {option}{text} `trifold {command} {_command_line(words)}`"
+    left_out = list[str]()
+    while (more := _next_foreign(words, known)) is not None:
+        fixed = _without_foreign(more, words, known)
+        if fixed is not None and fixed[0]:
+            _, words = fixed
+            continue
+        used = _Use.find(more, words)
+        if fixed is None:
+            left_out.append(used.text)
+            words = used.others
+        else:
+            left_out.append(more)
+            words = fixed[1]
+    end = _left_out(left_out)
+    return f"no option {option}{text} `trifold {command} {_command_line(words)}`{end}"
+
+
+def _left_out(words: Sequence[str]) -> str:
+    """The end of an answer that names the options without a counterpart; "" without any."""
+    if not words:
+        return ""
+    return f"; left out: {', '.join(words)}"
 
 
 def _command_line(words: Sequence[str]) -> str:
@@ -495,8 +578,8 @@ def _next_foreign(words: Sequence[str], known: Mapping[str, bool]) -> str | None
 def _without_foreign(
     option: str, words: Sequence[str], known: Mapping[str, bool]
 ) -> tuple[str, list[str]] | None:
-    """The words with ours in place of an option of another program, or without it, after what is
-    said about it; None if there is none.
+    """The words with ours in place of an option of another program, after what is said about it,
+    or without it, after ""; None if there is none.
     """
     name = _plain(option)
     used = _Use.find(option, words)
@@ -554,6 +637,7 @@ class _Use(NamedTuple):
     before, after: the other words.
     """
 
+    option: str
     value: str
     before: list[str]
     after: list[str]
@@ -569,8 +653,19 @@ class _Use(NamedTuple):
             rest = [*words[place + 1 :]]
             if not equals and rest and not re.match(r"-\D", rest[0]):
                 value = rest.pop(0)
-            return cls(value, [*words[:place]], rest, bool(equals))
-        return cls("", [*words], [], False)
+            return cls(option, value, [*words[:place]], rest, bool(equals))
+        return cls(option, "", [*words], [], False)
+
+    @property
+    def text(self) -> str:
+        """The option with its value."""
+        sign = "=" if self.has_equals else " "
+        return sign.join(filter(None, [self.option, self.value and _quoted(self.value)]))
+
+    @property
+    def without_option(self) -> list[str]:
+        """The words if the option has no value, so that what follows it is another word."""
+        return [*self.before, *_unless_equal(self), *self.after]
 
     @property
     def others(self) -> list[str]:
@@ -589,44 +684,140 @@ class _Use(NamedTuple):
 
 def _answer_setting(name: str, command: str, used: _Use, known: Mapping[str, bool]) -> str | None:
     """What to write for a setting that is written as an option of a command with settings."""
-    others = _with_settings(used.others, known) or ["demo"]
     for names, text in TRAINING.items():
         if name in names.split() and command != "study":
-            if " --out " in text:
-                others = _Use.find("--out", others).others
-            base = shlex.join(others)
-            value = _quoted(used.value or "NAME")
-            return text.format(command=f"trifold {command} {base}", name=command, value=value)
+            return _answer_training(text, names, command, used, known)
+    others = _Translated.of(used.others, known)
     if name in _FLAG_OF:
         setting = _FLAG_OF[name]
         if used.value.isdecimal() and setting.endswith("cuda"):  # --gpu 0
             setting += f":{used.value}"
-            rest = others
         else:
-            rest = [*used.before, *_unless_equal(used), *used.after]
-            rest = _with_settings(rest, known) or others
-        return f"settings are key=value: `trifold {command} {shlex.join([*rest, setting])}`"
-    key = _key_of(name)
-    if key is None:
+            others = _Translated.of(used.without_option, known)
+    elif (key := _key_of(name)) is None:
         return None
-    setting = f"{key}={used.value or 'VALUE'}"
-    return f"settings are key=value: `trifold {command} {shlex.join([*others, setting])}`"
+    else:
+        setting = _setting(name, key, used.value or "VALUE")
+    words = _whole_command(command, [*others.words, setting], known)
+    end = _left_out(others.left_out)
+    return f"settings are key=value: `trifold {command} {_command_line(words)}`{end}"
 
 
-def _with_settings(words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
-    """The words with settings in place of further options that stand for some."""
-    for word in words:
-        option = word.partition("=")[0]
-        if not word.startswith("-") or option in known:
+def _answer_training(
+    text: str, names: str, command: str, used: _Use, known: Mapping[str, bool]
+) -> str:
+    """An answer of `TRAINING` with the command that was typed, without the options that it is
+    about.
+    """
+    others = _Translated.of(used.others, known, unnamed=names.split())
+    words = others.words
+    if " --out " in text:
+        words = _Use.find("--out", words).others
+    if "`trifold {name} {value}`" in text:  # which has a recipe
+        words = []
+    words = _whole_command(command, words, known)
+    value = _quoted(used.value or "NAME")
+    whole = f"trifold {command} {_command_line(words)}"
+    answer = text.format(command=whole, name=command, value=value)
+    return answer + _left_out(others.left_out)
+
+
+class _Translated(NamedTuple):
+    """Words of a command with settings, with ours in place of options of other programs; and the
+    options that nothing stands for.
+    """
+
+    words: list[str]
+    left_out: list[str]
+
+    @classmethod
+    def of(
+        cls, words: Sequence[str], known: Mapping[str, bool], unnamed: Sequence[str] = ()
+    ) -> _Translated:
+        """The words in ours. unnamed: options that are left out without being named."""
+        words = [*words]
+        left_out = list[str]()
+        while (option := _next_foreign(words, known)) is not None:
+            used = _Use.find(option, words)
+            name = _plain(option)
+            is_flag = any(name in names.split() for names in (*_TRAINING_FLAGS, *OTHER_FLAGS))
+            ours = _our_option(name, known)
+            if name in _FLAG_OF:
+                words = [*used.without_option, _FLAG_OF[name]]
+            elif used.value and (key := _key_of(name)) is not None:
+                words = [*used.others, _setting(name, key, used.value)]
+            elif ours is not None:
+                words = used.replaced(ours, needs_value=known[ours])
+            elif is_flag:
+                words = used.without_option
+            else:
+                words = used.others
+            if len(words) < len(used.others) + 1 and name not in unnamed:
+                left_out.append(option if is_flag else used.text)
+        return cls(words, left_out)
+
+
+# Names of TRAINING without a value.
+_TRAINING_FLAGS = [
+    names for names in TRAINING if {"do-train", "overwrite", "verbose"} & {*names.split()}
+]
+
+
+def _whole_command(command: str, words: Sequence[str], known: Mapping[str, bool]) -> list[str]:
+    """The words after a command with settings, with what it needs: a recipe, or a run."""
+    if command != "train":
+        return [*words] or [f"{'runs/' * (command == 'resume')}demo"]
+    from trifold.suggest import with_recipe
+
+    values = list[str]()
+    names = list[str]()
+    rest = iter(words)
+    for word in rest:
+        option, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            names.append(word)
             continue
-        used = _Use.find(option, words)
-        name = _plain(option)
-        if name in _FLAG_OF:
-            others = [*used.before, *_unless_equal(used), *used.after]
-            return _with_settings([*others, _FLAG_OF[name]], known)
-        if used.value and (key := _key_of(name)) is not None:
-            return _with_settings([*used.others, f"{key}={used.value}"], known)
-    return [*words]
+        values.append(word)
+        if known.get(option) and not equals:
+            values += [*filter(None, [next(rest, "")])]
+    return [*with_recipe(names), *values]
+
+
+def _setting(name: str, key: str, value: str) -> str:
+    """The setting of a key for the value of an option; a duration becomes a number of minutes.
+
+    A value of `--time` that is no duration names the column of a split by time.
+    """
+    if key != "train.minutes":
+        return f"{key}={value}"
+    unit = next((unit for unit in UNITS if unit[:-1] in name.rpartition("-")[2]), "minutes")
+    minutes = read_minutes(value, unit)
+    if minutes is None and name == "time" and value != "VALUE":
+        return f"data.time={value}"
+    if minutes is None:
+        return f"{key}=5"
+    return f"{key}={minutes:g}"
+
+
+UNITS = {"days": 1440.0, "hours": 60.0, "minutes": 1.0, "seconds": 1 / 60}  # in minutes
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) *([dhms])[a-z]*[ ,]*", re.IGNORECASE)
+
+
+def read_minutes(text: str, unit: str = "minutes") -> float | None:
+    """The minutes in a duration such as 5m, 1h30m, 01:30:00 or, of the unit, 5; None if it is
+    none.
+    """
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text) * UNITS[unit]
+    if re.fullmatch(r"\d+(:\d+){1,3}", text):
+        parts = reversed(text.split(":"))
+        units = reversed(UNITS.values())
+        return sum(int(part) * size for part, size in zip(parts, units, strict=False))
+    sizes = {name[0]: size for name, size in UNITS.items()}
+    if text and not _DURATION.sub("", text):
+        found = _DURATION.findall(text)
+        return sum(float(number) * sizes[sign.lower()] for number, sign in found)
+    return None
 
 
 def _unless_equal(used: _Use) -> list[str]:
@@ -708,9 +899,26 @@ def answer_extra(
         )
     *arguments, text = taken
     whole = " ".join([text, *extra])
+    if any(" " in word for word in (text, *extra)) and not _exists(whole):
+        return _answer_texts(command, arguments, [text, *extra], options)
     kind = "name" if _exists(whole) else "text"
     words = " ".join([*map(_quoted, arguments), in_quotes(whole), *map(_quoted, options)])
     return f"put the {kind} in quotes: `trifold {command} {words}`"
+
+
+def _answer_texts(
+    command: str, arguments: Sequence[str], texts: Sequence[str], options: Sequence[str]
+) -> str:
+    """The message about several texts in quotes after the arguments of a command of one."""
+    first = " ".join(map(_quoted, [*arguments, texts[0], *options]))
+    if command != "generate":
+        return f"`trifold {command}` takes one text: `trifold {command} {first}`"
+    lines = " ".join(map(in_quotes, texts))
+    words = " ".join(map(_quoted, [*arguments, "-", *options]))
+    return (
+        "`trifold generate` takes one text, or lines from a pipe: "
+        f"`printf '%s\\n' {lines} | trifold generate {words}`"
+    )
 
 
 def in_quotes(text: str) -> str:

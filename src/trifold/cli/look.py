@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from trifold.cli.names import CONTENT, check_no_files
+from trifold.cli.names import CONTENT, Typed, check_no_files
 from trifold.cli.options import AsText, Codec, Device, Json, Model, Overwrite, argument, value
 from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.progress import count_progress
@@ -241,8 +241,8 @@ def _check_texts(model: str, text: str | None, target: str | None) -> None:
         return
     folder = _run_of_checkpoint(model) or model
     if not read_config(resolve(str(folder))).n_patches:
-        check_no_files([text or ""], f"look {model}", CONTENT)
-        check_no_files([target or ""], f"look {model} TEXT --target", CONTENT)
+        check_no_files([text or ""], Typed(f"look {model}", reads=CONTENT))
+        check_no_files([target or ""], Typed(f"look {model} TEXT --target", reads=CONTENT))
 
 
 def _load(name: str, *, device: str | None = None, tokenizer: str | None = None) -> Pipeline:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from trifold.data.files import TABLE_FORMATS, TEXT_FORMATS, list_files
@@ -27,8 +28,8 @@ _NAMES = (
     *DOCUMENTS,
     *COMPRESSED_SUFFIXES,
 )
-LINES = "`trifold {command} - < {file}` reads its lines"
-CONTENT = '`trifold {command} "$(cat {file})"` reads its text'
+LINES = "`trifold {command} -{options} < {file}` reads its lines"
+CONTENT = '`trifold {command} "$(cat {file})"{options}` reads its text'
 
 
 def is_path(kind: Callable[[Path], bool], name: str) -> bool:
@@ -56,27 +57,36 @@ def _path_of(name: str) -> Path:
     return expand_path(name) if name else Path("\0")  # which cannot exist
 
 
-def check_no_files(texts: Sequence[str], command: str, reads: str = LINES) -> None:
-    """Raises UsageError for a text that is the name of a file or a folder, or that looks like one.
+class Typed(NamedTuple):
+    """A command that was typed, such as "generate runs/demo"; its options, each after a space; and
+    the command that reads a file.
+    """
 
-    command: of the texts, such as "generate runs/demo". reads: the command that reads a file.
+    command: str
+    options: str = ""
+    reads: str = LINES
+
+
+def check_no_files(texts: Sequence[str], typed: Typed) -> None:
+    """Raises UsageError for a text that is the name of a file or a folder, or that looks like
+    one.
     """
     for text in texts:
-        if problem := _problem(text, command, reads):
+        if problem := _problem(text, typed):
             raise UsageError(f"{text.strip()}: {problem}, and --text takes its name as a text")
 
 
-def _problem(text: str, command: str, reads: str) -> str | None:
+def _problem(text: str, typed: Typed) -> str | None:
     """What a text is instead, with the remedy."""
     if is_path(Path.is_dir, text):
         path = str(_path_of(text))
         remedy = "name a file in it"
-        if reads == LINES and list_files(path, TABLE_FORMATS):
-            remedy = f"{_rows(command, path)} tables"
+        if typed.reads == LINES and list_files(path, TABLE_FORMATS):
+            remedy = f"{_rows(typed, path)} tables"
         return f"is a folder; {remedy}"
     if is_path(Path.is_file, text):
         path = str(_path_of(text))
-        return f"is a file; {_remedy(path, command, reads)}"
+        return f"is a file; {_remedy(path, typed)}"
     if not _is_name(text):
         return None
     if is_pattern(text):
@@ -84,7 +94,7 @@ def _problem(text: str, command: str, reads: str) -> str | None:
     return "no such file; check the path"
 
 
-def _remedy(path: str, command: str, reads: str) -> str:
+def _remedy(path: str, typed: Typed) -> str:
     """How the content of a file is read."""
     suffix = Path(path).suffix.lower()
     if suffix in SUFFIXES:
@@ -93,9 +103,9 @@ def _remedy(path: str, command: str, reads: str) -> str:
         return "name a file in it"
     if suffix in FORMAT_OF:
         return FORMAT_OF[suffix].remedy
-    if reads == LINES and path.lower().endswith(_TABLES):
-        return f"{_rows(command, path)} rows"
-    return reads.format(command=command, file=shlex.quote(path))
+    if typed.reads == LINES and path.lower().endswith(_TABLES):
+        return f"{_rows(typed, path)} rows"
+    return typed.reads.format(command=typed.command, options=typed.options, file=shlex.quote(path))
 
 
 _TABLES = tuple(
@@ -103,7 +113,12 @@ _TABLES = tuple(
 )
 
 
-def _rows(command: str, path: str) -> str:
+def _rows(typed: Typed, path: str) -> str:
     """The beginning of a remedy, which ends with what is read: rows, or tables."""
-    model = command.partition(" ")[2]
-    return f"`trifold predict {model} {shlex.quote(path)} --out FILE.csv` reads its"
+    model = typed.command.partition(" ")[2]
+    options = " --out FILE.csv"
+    if typed.command.startswith("predict "):
+        options = typed.options
+        if not re.search(r" --out \S+\.(csv|tsv|jsonl|conll)\b", options):
+            options = re.sub(r" --out \S+|$", " --out FILE.csv", options, count=1)
+    return f"`trifold predict {model} {shlex.quote(path)}{options}` reads its"

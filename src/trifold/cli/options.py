@@ -3,6 +3,7 @@ GenerationConfig.
 """
 
 import inspect
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -105,6 +106,21 @@ def option(kind: Any, help: str, *flags: str, **more: Any) -> Any:
     return Annotated[
         kind | None, typer.Option(*flags, help=help, **{"metavar": METAVARS.get(kind), **more})
     ]
+
+
+def option_words(**options: Any) -> str:
+    """The options that were given as they are typed, each after a space."""
+    words = list[str]()
+    for name, values in given(**options).items():
+        flag = name.replace("_", "-")
+        for value in values if isinstance(values, list) else [values]:
+            if value is False:
+                words.append(f"--no-{flag}")
+            elif value is True:
+                words.append(f"--{flag}")
+            else:
+                words += [f"--{flag}", shlex.quote(str(value))]
+    return "".join(f" {word}" for word in words)
 
 
 def with_options(options: Mapping[str, Any]) -> Callable[[Function], Function]:

@@ -18,7 +18,7 @@ from trifold.cli.batch import (
     warn_unknown,
 )
 from trifold.cli.eval import find_recipe
-from trifold.cli.names import CONTENT, check_no_files, is_path, is_pattern
+from trifold.cli.names import CONTENT, Typed, check_no_files, is_path, is_pattern
 from trifold.cli.options import (
     AsText,
     BatchSize,
@@ -30,6 +30,7 @@ from trifold.cli.options import (
     Out,
     Overwrite,
     option,
+    option_words,
     with_options,
 )
 from trifold.cli.panels import FIRST, in_panels
@@ -353,8 +354,10 @@ def _predict_lines(
     pipeline = request.load()
     if not (as_text or is_piped or pipeline.config.n_patches):
         choices = request.options["choices"] or ()
-        check_no_files([*texts, *choices], f"predict {request.model}")
-        check_no_files(pairs, f"predict {request.model} TEXT --pair", CONTENT)
+        words = option_words(**request.options, json=as_json or None, out=out)
+        check_no_files([*texts, *choices], Typed(f"predict {request.model}", words))
+        pair = f"predict {request.model} TEXT --pair"
+        check_no_files(pairs, Typed(pair, words, CONTENT))
     predictor = request.predictor(pipeline, is_rows=False)
     is_split = request.is_split or (predictor.needs_pairs and not pairs)
     if is_piped:
