@@ -418,6 +418,13 @@ class Recipe(Settings):
         """
         return {}
 
+    @cached_property
+    def sized(self) -> set[str]:
+        """The keys of `train` whose values are defaults for the size of the data. It is not part of
+        the settings.
+        """
+        return set()
+
     def resolved(self) -> str:
         """YAML with all defaults."""
         return dump(self.model_dump())
@@ -501,6 +508,7 @@ def load_recipe(
         set_key(written, key, value)
     values.setdefault("name", default_name)
     lines: list[str] = []
+    set_before = {*_keys(values.get("train"))}
     if is_foreign:
         complete_recorded(values)
     else:
@@ -519,7 +527,14 @@ def load_recipe(
         raise SettingsError("\n".join(lines)) from None
     recipe.overrides.update(given)
     recipe.chosen.update(written)
+    if not is_foreign:
+        recipe.sized.update({*_keys(values.get("train"))} - set_before)
     return recipe
+
+
+def _keys(group: Any) -> Iterable[str]:
+    """The keys of a group of settings; another value is an error, which `Recipe` reports."""
+    return group if isinstance(group, Mapping) else ()
 
 
 def _complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:

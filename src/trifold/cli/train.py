@@ -178,8 +178,11 @@ def _print_outcome(outcome: Outcome, recipe: Recipe) -> None:
 
 def _describe_end(outcome: Outcome, recipe: Recipe) -> str:
     """Which limit ended a run before its last step, and which weights are kept."""
+    from trifold.recipe import load_recipe
+
+    planned = load_recipe(outcome.folder).train.steps  # which may have been fitted to the minutes
     limit = f"train.{outcome.stopped_by}={getattr(recipe.train, outcome.stopped_by)}"
-    place = f"{limit} at step {outcome.steps:,} of {recipe.train.steps:,}"
+    place = f"{limit} at step {outcome.steps:,} of {planned:,}"
     if outcome.stopped_by == "minutes":
         return place
     return f"{place}; model/ has the weights of step {outcome.best_step:,}"

@@ -263,8 +263,9 @@ def _say_unfinished(run: FinishedRun) -> str:
 
 def _more_steps(run: FinishedRun) -> str:
     steps = f"train.steps={2 * max(run.steps, run.recipe.train.steps)}"
-    if run.stopped_by == "minutes":
-        steps = f"train.minutes={2 * (run.recipe.train.minutes or 1):g}"
+    minutes = run.recipe.train.minutes
+    if minutes is not None:  # to which the steps were fitted, unless the run was stopped
+        steps = f"train.minutes={2 * minutes:g}"
     if run.recipe.train.schedule in FINITE_SCHEDULES:
         return f"another run with {steps}"
     return f"`trifold resume {run.folder} {steps}`"

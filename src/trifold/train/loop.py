@@ -44,6 +44,7 @@ from trifold.train.run_folder import PRETRAINED, RunFolder, explain_resource_err
 from trifold.train.sharding import gather_on_first
 from trifold.train.signals import StopRequest, handle_signals
 from trifold.train.stages import pretrain
+from trifold.train.time_limit import recorded_steps, with_steps
 from trifold.train.trainer import Update
 from trifold.train.validate import Validator
 
@@ -126,6 +127,8 @@ def _train_in(
     data_changed: bool,
 ) -> Outcome:
     """Prepare, train until a limit or a signal, and report how the run ended."""
+    if resume:
+        recipe = with_steps(recipe, ranks.first(recorded_steps, recipe, folder))
     machine = ranks.in_turn(find_machine, recipe.train, recipe.batch.tokens, ranks)
     machine = agree_on_options(machine)
     keep_freed_memory()

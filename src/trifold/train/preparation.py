@@ -31,6 +31,7 @@ from trifold.train.resume import (
 )
 from trifold.train.run_folder import IDENTITY, RunFolder
 from trifold.train.signals import StopRequest
+from trifold.train.time_limit import describe_fit, fit_steps, with_steps
 from trifold.train.trainer import Trainer
 
 
@@ -85,19 +86,22 @@ class Preparation:
             self.ranks.in_turn(self.folder.check_shared, digest)
             changed_files = self.ranks.first(self.stop.call, self._compare_data_files)
             data = self.ranks.in_turn(self.stop.call, self._load_data)
+            if not continues:
+                fitted = self.ranks.first(self.stop.call, self._fit_steps, data)
+                data.recipe = with_steps(self.recipe, fitted)
             identity = self.ranks.first(self._identify, data, continues)
             self.ranks.in_turn(data.check_fingerprint, identity[IDENTITY]["rows"])
             self.view.say(str(self.machine))
-            trainer = Trainer(new_model(data), data.objective, self.recipe.train, self.machine)
+            trainer = Trainer(new_model(data), data.objective, data.recipe.train, self.machine)
             resources.callback(trainer.close)
-            saver = Saver(self.folder.checkpoints, self.recipe.train, self.ranks)
+            saver = Saver(self.folder.checkpoints, data.recipe.train, self.ranks)
             resources.callback(saver.close)
             progress = self._restore(data, trainer)
             # Only now is it certain that the run continues with this data.
             self.ranks.first(record_data, self.folder, self.digests)
             trainer.broadcast_weights()
         return TrainingSession(
-            recipe=self.recipe,
+            recipe=data.recipe,
             folder=self.folder,
             ranks=self.ranks,
             view=self.view,
@@ -159,13 +163,22 @@ class Preparation:
             check_fits(need, parameters, self.recipe, limit)
         return data
 
+    def _fit_steps(self, data: TrainingData) -> dict[str, int]:
+        """Rank 0: the settings of a new run that fit into its minutes, which are recorded."""
+        fitted = fit_steps(data, self.machine)
+        if fitted:
+            self.view.say(describe_fit(self.recipe, fitted))
+            fitting = with_steps(self.recipe, fitted)
+            self.folder.write_recipe(fitting, environment(self.machine))
+        return fitted
+
     def _identify(self, data: TrainingData, continues: bool) -> dict[str, Any]:
         """Rank 0: the identity of the run. Raises DataError if a run that continues has other
         rows.
         """
         if continues:
             check_same_rows(self.folder, data.fingerprint, self.digests, changed=self.data_changed)
-        return run_identity(self.recipe, self.folder, data.fingerprint, data.config, self.digests)
+        return run_identity(data.recipe, self.folder, data.fingerprint, data.config, self.digests)
 
     def _restore(self, data: TrainingData, trainer: Trainer) -> TrainingProgress:
         """Load the newest intact checkpoint on all ranks. Returns the position of the run, which is

@@ -1,0 +1,128 @@
+"""The steps of a run that fit into `train.minutes`, where a user has set none.
+
+The learning rate is a function of the step, so a time limit may not change it later. A few updates
+are timed before the first step, and the steps, the warmup and the intervals of the run are set and
+recorded for the time that they take. A continued run keeps what is recorded.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+from trifold.batches import Blocks
+from trifold.recipe import Recipe, load_recipe
+from trifold.train.data import RankShare, TrainingData, iterate_batches, take_share
+from trifold.train.device import Machine
+from trifold.train.initial_weights import new_model
+from trifold.train.run_folder import RunFolder
+from trifold.train.trainer import Trainer
+
+# Settings of `train` that are derived from the number of steps.
+FITTED = ("steps", "warmup", "validate_every", "save_every")
+UPDATES = 3  # that are timed, after the first one
+MOST_TIMED = 0.05  # of the minutes, which timing may take
+VALIDATIONS = 10  # at most
+SHARE_OF_VALIDATIONS = 0.25  # of the minutes, at most
+USED = 0.8  # of the minutes; the rest is for checkpoints, and for other programs
+MIN_STEPS = 2  # a single one has the rate at the end of a decay, 0
+MIN_INTERVAL = 20  # steps between validations, as in a run without a time limit
+
+
+def recorded_steps(recipe: Recipe, folder: RunFolder) -> dict[str, int]:
+    """The fitted settings of an existing run that this recipe continues; empty if none were
+    fitted.
+    """
+    keys = _fitted_keys(recipe)
+    if not keys or not folder.recipe.exists():
+        return {}
+    train = load_recipe(folder.below(folder.recipe)).train
+    return {key: getattr(train, key) for key in keys}
+
+
+def with_steps(recipe: Recipe, steps: Mapping[str, int]) -> Recipe:
+    """The recipe with other settings of `train`."""
+    changed = recipe.model_copy(update={"train": recipe.train.model_copy(update=steps)})
+    changed.overrides.update(recipe.overrides)
+    changed.chosen.update(recipe.chosen)
+    return changed
+
+
+def fit_steps(data: TrainingData, machine: Machine) -> dict[str, int]:
+    """The settings with which a new run ends by itself within `train.minutes`; empty if it does, or
+    if a user has set the number of steps.
+    """
+    recipe = data.recipe
+    keys = _fitted_keys(recipe)
+    if "steps" not in keys or recipe.train.minutes is None or machine.ranks.world > 1:
+        return {}
+    seconds = 60 * recipe.train.minutes
+    updates = USED * seconds / time_update(data, machine, MOST_TIMED * seconds)
+    cost = _updates_per_validation(data)
+    validations = min(VALIDATIONS, max(1, int(SHARE_OF_VALIDATIONS * updates / cost)))
+    steps = max(MIN_STEPS, int(updates - validations * cost))
+    if steps >= recipe.train.steps:
+        return {}
+    every = max(-(-steps // validations), min(steps, MIN_INTERVAL))
+    fitted = {"steps": steps, "warmup": steps // 10, "validate_every": every, "save_every": every}
+    return {key: fitted[key] for key in FITTED if key in keys}
+
+
+def describe_fit(recipe: Recipe, steps: Mapping[str, int]) -> str:
+    """A line about the settings that fit into the minutes of the recipe."""
+    settings = " ".join(f"train.{key}={value}" for key, value in steps.items())
+    return (
+        f"train.minutes={recipe.train.minutes:g} is enough for about {steps['steps']:,} of "
+        f"{recipe.train.steps:,} steps: {settings}"
+    )
+
+
+def time_update(data: TrainingData, machine: Machine, limit: float) -> float:
+    """The seconds of an update of a model that is discarded. Several are timed if they take fewer
+    seconds than the limit.
+    """
+    settings = data.recipe.train
+    quiet = replace(data, report=lambda _line: None)
+    trainer = Trainer(new_model(quiet), data.objective, settings, machine)
+    batches = iterate_batches(data, machine.workers)
+    shares = iter(lambda: take_share(batches, settings.accumulate), None)
+    times = []
+    with closing(trainer):
+        for share in islice(shares, 1 + UPDATES):
+            times.append(_time(trainer, share))
+            if sum(times[1:]) > limit:
+                break
+    return min(times[1:] or times)  # the first one compiles, and other programs slow some down
+
+
+def _time(trainer: Trainer, share: RankShare) -> float:
+    start = perf_counter()
+    trainer.update(share.micro_batches, 1, idle=share.idle)
+    return perf_counter() - start
+
+
+def _fitted_keys(recipe: Recipe) -> list[str]:
+    """The fitted settings that are defaults for the size of the data in this recipe."""
+    if recipe.train.minutes is None:
+        return []
+    return [key for key in FITTED if key in recipe.sized]
+
+
+def _updates_per_validation(data: TrainingData) -> float:
+    """About how many updates take as long as a validation. The forward pass is a third of one; a
+    decoder that writes its answers takes longer.
+    """
+    share = _size(data.valid) / max(1.0, _size(data.train))
+    batches = share * len(data.plan(data.train, 0)) / data.recipe.train.accumulate
+    if data.config.shape == "encoder-decoder":
+        return batches
+    return batches / 3
+
+
+def _size(examples: Any) -> float:
+    """The tokens of examples."""
+    if isinstance(examples, Blocks):
+        return float(examples.tokens)
+    return float(examples.lengths.sum())
