@@ -16,8 +16,10 @@ from tests.text.folders import WORDS
 import trifold as library
 from trifold import disk
 from trifold.cli.predict import _digests
+from trifold.cli.tables import open_table
 from trifold.cli.terminal import check_not_read
 from trifold.errors import UsageError
+from trifold.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +90,7 @@ def test_rows_are_kept_in_order_with_their_predictions(trifold, models, tmp_path
     assert done.code == 0, done.err
     assert f"{source}: text 'text', label 'label'" in done.err.replace("\n    ", " ")
     assert f"2 of {len(rows)} lines are blank" in done.err
+    assert done.err.count("new rows: ") == 1
     found = read(out)
     assert [{key: row[key] for key in ("id", "text", "label")} for row in found] == rows
     assert [*found[0]] == ["id", "text", "label", "prediction", "score"]
@@ -100,6 +103,42 @@ def test_rows_are_kept_in_order_with_their_predictions(trifold, models, tmp_path
     scores = [each[0].score for each in best]
     assert [float(row["score"]) for row in found[:-2]] == pytest.approx(scores, abs=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source, target])
+
+
+NAMED = ["data.columns.text=satz", "data.columns.label=urteil"]
+# Header -> settings of the recipe, and the columns that are read. Rows differ in all columns.
+COLUMNS = {
+    "text,label": ([], "text 'text', label 'label'"),
+    "satz,urteil": (NAMED, "text 'satz', label 'urteil'"),
+    "id,satz,urteil": (NAMED, "text 'satz', label 'urteil'; kept: id"),
+    "id,satz": (NAMED, "text 'satz'; no labels; kept: id"),
+    "satz,Nr.": (NAMED, "text 'satz'; no labels; kept: Nr."),
+    "kennung,satz": (NAMED, "text 'satz'; no labels; kept: kennung"),
+    "kennung,text": ([], "text 'text'; no labels; kept: kennung"),
+    "kennung,text,label": ([], "text 'text', label 'label'; kept: kennung"),
+    "index,text": ([], "text 'text'; no labels; kept: index"),
+    "text": ([], "text 'text'; no labels"),
+}
+
+
+@pytest.mark.parametrize("header", COLUMNS)
+def test_a_number_of_rows_is_no_label(tmp_path, capsys, header):
+    settings, message = COLUMNS[header]
+    width = header.count(",") + 1
+    rows = [",".join([f"value {row}"] * width) for row in range(30)]
+    table = tmp_path / "a.csv"
+    table.write_text("\n".join([header, *rows]) + "\n", "utf-8")
+    recipe = load_recipe("classify", ["data.train=b.csv", *settings])
+    next(open_table([str(table)], "classify", recipe).inputs())
+    assert f"a.csv: {message}\n" in capsys.readouterr().err.replace("\n    ", " ")
+
+
+def test_a_column_of_few_values_may_be_a_label(tmp_path, capsys):
+    table = tmp_path / "a.csv"
+    table.write_text("satz,art\n" + "".join(f"s {n},{n % 3}\n" for n in range(30)), "utf-8")
+    recipe = load_recipe("classify", ["data.train=b.csv", *NAMED])
+    next(open_table([str(table)], "classify", recipe).inputs())
+    assert "text 'satz', label 'art'\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("torn", [b"", b'7,"half of'])

@@ -333,6 +333,8 @@ def test_class_numbers_without_names_are_kept(read_parquet: Any, metadata: Any) 
         ("a.tsv", "text;note\n", {}, r"a\.tsv:1: no column .*';' does not .*; set data\.delimiter"),
         ("a.csv", "id,text,topic,note\n1,a,b,c\n", {}, r"a\.csv:1: no column 'label'; .* set data\.columns\.label"),
         ("a.csv", "id,body,stars\n1,a,b\n", {}, r"no column 'text'; .* set data\.columns\.text and data\.columns\.label to"),
+        ("a.csv", "id,label\n1,a\n", {}, r"no column 'text'; .* set data\.columns\.text"),
+        ("a.csv", "text,id\na,1\n", {}, r"no column 'label'; .* set data\.columns\.label"),
         ("a.csv", "text,label\n", {}, r"a\.csv: no row is left \(0 read"),
         ("a.csv", 'text,label\n"a,b\n', {}, r"a\.csv:2: a quote is opened and not closed"),
         ("a.csv", 'text,label\na "b" c,1\n', {}, r"a\.csv:2: a quote in the wrong place"),

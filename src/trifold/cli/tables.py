@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trifold.cli.names import is_path, is_pattern
@@ -20,6 +22,7 @@ from trifold.cli.parts import (
 from trifold.cli.terminal import print_note
 from trifold.data.dialects import Dialect
 from trifold.data.files import TABLE_FORMATS, find_files, list_files
+from trifold.data.headers import COMPARED_ROWS, plain_name
 from trifold.data.lines import inner_suffix
 from trifold.data.records import RECORD_FORMATS, keys_of_file, open_rows
 from trifold.data.roles import Role, Roles, choose_columns, read_roles
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 print_once = cache(print_note)
 # The settings of a source of rows, which are set after its name: `data.columns.text=review`.
 READING = ("columns", "source", "target", "format", "delimiter", "header", "max_line_bytes")
+FEW_ROWS = 20  # in which every label may be another one
 # The kinds of data that consist of rows, of which a folder or an archive may have several files.
 ROW_KINDS = ("table", "pairs", "parts")
 
@@ -233,13 +237,34 @@ class TableReader(NamedTuple):
             with suppress(DataError):
                 roles = {**layout.inputs, **layout.labels}
                 columns = choose_columns(first, roles, settings, place, is_table=is_table)
+                if self._numbers_rows(layout, columns):
+                    columns = None
         if columns is None:
             optional = {name: role._replace(required=False) for name, role in layout.labels.items()}
             roles = {**layout.inputs, **optional}
             columns = choose_columns(first, roles, settings, place, is_table=is_table)
-        shown = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
-        print_once(f"{self.file}: {shown}")
+        print_once(f"{self.file}: {_describe_columns(layout, columns, [*first])}")
         return columns
+
+    def _numbers_rows(self, layout: Layout, columns: Mapping[str, str]) -> bool:
+        """Whether a column of labels, which neither a setting nor its name says to be one, has
+        another value in each of the first rows.
+        """
+        requested = {str(column) for column in self.settings.columns.values()}
+        requested.add(str(self.settings.target))
+        guessed = [
+            columns[name]
+            for name, role in layout.labels.items()
+            if name in columns
+            and plain_name(columns[name]) not in role.names
+            and columns[name] not in requested
+        ]
+        if not guessed:
+            return False
+        rows = [row for _, _, row in islice(self._open()[1].rows, COMPARED_ROWS) if row is not None]
+        return len(rows) >= FEW_ROWS and any(
+            len({str(row.get(column)) for row in rows}) == len(rows) for column in guessed
+        )
 
     def _settings_for(self, layout: Layout, first: Mapping[str, Any]) -> DataSettings:
         """The settings without columns of the recipe that are no input and not in the table."""
@@ -254,6 +279,18 @@ class TableReader(NamedTuple):
         if str(self.settings.target) not in first:
             changes["target"] = "target"
         return self.settings.model_copy(update=changes)
+
+
+def _describe_columns(layout: Layout, columns: Mapping[str, str], names: Sequence[str]) -> str:
+    """What is read from which column, and the columns that are kept only."""
+    shown = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
+    parts = [shown]
+    if layout.labels and columns.keys().isdisjoint(layout.labels):
+        parts.append("no labels")
+    others = [name for name in names if name not in columns.values()]
+    if others:
+        parts.append(f"kept: {shorten(', '.join(others), 60, placeholder=' …')}")
+    return "; ".join(parts)
 
 
 def open_table(

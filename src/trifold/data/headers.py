@@ -14,6 +14,13 @@ LABELS = "label labels class category sentiment topic intent genre rating stars 
 TEXTS = (
     "text sentence review comment tweet utterance message post content body article document"
 ).split()
+# Of columns that number or identify rows; "" for `#`.
+NUMBERS = frozenset(
+    [
+        "",
+        *"id ids nr no num number nummer index idx key uuid guid row rowid row_id line lfd".split(),
+    ]
+)
 _WORDS = {*LABELS, *TEXTS} | set(
     "answer completion context hypothesis id input klasse kommentar output premise prompt query "
     "question sentence1 "
@@ -27,7 +34,7 @@ _CODES = frozenset(
     "ar bg cs da de el en es fi fr he hi hu ja ko nl pl pt ro ru sv th tr uk vi zh".split()
 )
 COMPARED_ROWS = 200  # which decide about a header, and about empty columns
-_UNNAMED = re.compile(r"unnamed: \d+")  # how pandas names an index without a name
+UNNAMED = re.compile(r"unnamed: \d+")  # how pandas names an index without a name
 _TITLE_ROWS = 10  # at most, above a header
 _LONGEST_NAME = 40  # characters
 
@@ -121,7 +128,7 @@ def _has_names(row: Sequence[str], known: Container[str]) -> bool:
     """Whether each cell is a name of a column or empty: pandas writes an index without a name, and
     spreadsheets write empty columns.
     """
-    cells = [_UNNAMED.sub("", plain_name(cell)) for cell in row]
+    cells = [UNNAMED.sub("", plain_name(cell)) for cell in row]
     named = list(filter(None, cells))
     # Without regions: en_US, zh-Hant.
     codes = {re.sub(r"[_-][a-z]{2,4}$", "", cell) for cell in named}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
-from trifold.data.headers import LABELS, plain_name, split_words
+from trifold.data.headers import LABELS, NUMBERS, UNNAMED, plain_name, split_words
 from trifold.data.settings import DataSettings
 from trifold.data.tables import Keys, Table
 from trifold.errors import DataError, SettingsError
@@ -97,14 +97,25 @@ def _columns_by_name(roles: Roles, keys: Sequence[str]) -> dict[str, str]:
 def _remaining_columns(
     row: Mapping[str, Any], missing: Sequence[str], chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """The columns of the roles that have none, if as many columns remain; labels are last."""
+    """The columns of the roles that have none, if as many columns remain and none of several
+    columns numbers the rows; labels are last.
+    """
     rest = [key for key in row if key not in chosen.values()]
     if len(rest) != len(missing):
+        return {}
+    if len(row) > 1 and any(map(numbers_rows, rest)):
         return {}
     if len(row) == 1 and re.fullmatch(r"\w+([;\t|]\w+)+", str(*row.values())):
         return {}  # the delimiter is another one
     rest.sort(key=_is_label)
     return dict(zip(missing, rest, strict=True))
+
+
+def numbers_rows(key: str) -> bool:
+    """Whether the name of a column is one of those that number or identify rows."""
+    return (
+        plain_name(key).strip("#._ ") in NUMBERS or UNNAMED.fullmatch(plain_name(key)) is not None
+    )
 
 
 def _is_label(key: str) -> bool:
