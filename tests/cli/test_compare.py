@@ -9,6 +9,9 @@ import pytest
 from tests.cli.kinds_of_runs import Runs
 from tests.command_line import TINY, run_command
 
+from trifold.cli.compare import UNDECIDED, verdict
+from trifold.scores.bootstrap import Difference
+
 pytestmark = pytest.mark.slow
 
 CLASSIFY = (
@@ -120,6 +123,34 @@ def test_the_data_is_reported_once(classifiers):
     done = run_command("compare", *map(str, classifiers[:2]))
     assert done.err.count("60 rows") == 1
     assert done.err.count("labels: bad, good") == 1
+    assert "60 texts, 1,000 resamples\nf1 is that of the label 'good'\n" in done.err
+    heading = done.out.splitlines()[0]
+    assert heading.endswith("p (one-sided)")
+    assert "decided by this data" in done.out or "is better" in done.out
+    assert "f1 is that of the label 'good'" in run_command("eval", str(classifiers[0])).err
+
+
+VERDICTS = {
+    "more is better": ({"accuracy": (1, 3)}, "accuracy: B is better"),
+    "less is better": ({"loss": (0.1, 0.3)}, "loss: A is better"),
+    "the baseline is better": ({"bleu": (-3, -1)}, "BLEU: A is better"),
+    "less bits": ({"bits_per_byte": (-3, -1)}, "bits per byte: B is better"),
+    "undecided": ({"f1": (-1, 0.1), "chrf": (0, 0)}, f"f1, chrF2: {UNDECIDED}"),
+    "both": (
+        {"accuracy": (-10.78, 1.03), "loss": (0.01, 0.02)},
+        f"loss: A is better; accuracy: {UNDECIDED}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_last_line_says_what_the_data_decides(case):
+    intervals, expected = VERDICTS[case]
+    differences = {
+        name: Difference(0, (low + high) / 2, (low + high) / 2, low, high, 0.5)
+        for name, (low, high) in intervals.items()
+    }
+    assert verdict(differences) == expected
 
 
 def test_swapping_the_models_negates_the_differences(classifiers):

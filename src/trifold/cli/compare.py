@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from trifold.cli import eval as evaluation
@@ -12,17 +14,18 @@ from trifold.cli.eval import GROUPS, EvalRequest, find_recipe
 from trifold.cli.options import Device, Json, argument, given, value, with_options
 from trifold.cli.runs import describe_run
 from trifold.cli.terminal import print_json, print_note, print_table
-from trifold.errors import UsageError
+from trifold.errors import UsageError, wrapped
 
 if TYPE_CHECKING:
     from trifold.recipe import Recipe
-    from trifold.scores.bootstrap import Scorer
+    from trifold.scores.bootstrap import Difference, Scorer
 
 EXAMPLES = (
     "trifold compare runs/small runs/large",
     "trifold compare runs/small runs/large test.en test.de --samples 10000",
 )
 UNFINISHED = ("stopped", "running")
+UNDECIDED = "not decided by this data, because the interval contains 0"
 
 
 # Those of `trifold eval`, except that outputs are not written.
@@ -43,9 +46,10 @@ def run(
         int | None,
         value(
             "N",
-            "Number of resamples; default: 10,000; of many examples, or for correlations, 1,000.",
+            "Number of resamples.",
             min=100,
             max=10**7,
+            show_default="10,000; 1,000 for labels, or more than 10,000 examples",
         ),
     ] = None,
     seed: Annotated[int, value("N", "Seed of the resamples.", min=0)] = 12345,
@@ -55,11 +59,10 @@ def run(
 ) -> None:
     """Score two models on the same data, with the settings of A, and test the differences B - A.
 
-    If the 95 % interval contains 0, the data does not show which model is better. Interval and
-    p-value are those of a paired bootstrap over the examples; the p-value is one-sided, as in
-    sacreBLEU.
+    If the 95 % interval contains 0, the data does not decide which model is better. The interval is
+    that of a paired bootstrap over the examples, and p is one-sided, as in sacreBLEU: below about
+    0.025 where the interval excludes 0.
     """
-    from trifold.scores import DIGITS, score_name
     from trifold.scores.bootstrap import default_samples, paired_bootstrap
 
     _check_labels(a, b)
@@ -85,7 +88,18 @@ def run(
         scores = {name: difference._asdict() for name, difference in differences.items()}
         print_json(a=a, b=b, examples=examples, samples=samples, seed=seed, scores=scores)
         return
-    rows = [("score", "A", "B", "B - A", "95 % interval", "p-value")]
+    _print_differences(differences)
+    print_note(f"{examples:,} {ours.noun}, {samples:,} resamples")
+    for line in ours.notes:
+        print_note(line)
+    print(wrapped(verdict(differences), get_terminal_size().columns))
+
+
+def _print_differences(differences: Mapping[str, Difference]) -> None:
+    """Print a line for each score."""
+    from trifold.scores import DIGITS, score_name
+
+    rows = [("score", "A", "B", "B - A", "95 % interval", "p (one-sided)")]
     for name, (*values, p_value) in differences.items():
         x, y, change, low, high = (f"{value:+.{DIGITS.get(name, 2)}f}" for value in values)
         rows.append(
@@ -99,7 +113,21 @@ def run(
             )
         )
     print_table(rows, " rrrrr")
-    print_note(f"{examples:,} {ours.noun}, {samples:,} resamples")
+
+
+def verdict(differences: Mapping[str, Difference]) -> str:
+    """Which model is better by which scores, and which scores the data does not decide."""
+    from trifold.scores import LOWER_IS_BETTER, score_name
+
+    groups: dict[str, list[str]] = {"B is better": [], "A is better": [], UNDECIDED: []}
+    for name, found in differences.items():
+        finding = "B is better"
+        if not found.is_decided:
+            finding = UNDECIDED
+        elif (found.difference < 0) != (name in LOWER_IS_BETTER):
+            finding = "A is better"
+        groups[finding].append(score_name(name))
+    return "; ".join(f"{', '.join(names)}: {finding}" for finding, names in groups.items() if names)
 
 
 def _check_labels(a: str, b: str) -> None:
@@ -184,13 +212,15 @@ def _measured_settings(request: EvalRequest) -> dict[str, Any]:
 class Measurement(NamedTuple):
     """What is measured of a model: the scorer of resampled examples, the number of labels of each
     example (N,), and what the examples are called. is_cheap: whether a resample is scored by sums
-    alone; rank correlations sort all examples.
+    alone; predicted labels and correlations need all examples. notes: see
+    `Objective.score_notes`.
     """
 
     scorer: Scorer
     labels: list[int]
     noun: str
     is_cheap: bool = True
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         return f"{len(self.labels):,} {self.noun} with {sum(self.labels):,} labels"
@@ -228,4 +258,5 @@ def _measure(request: EvalRequest) -> Measurement:
 
     labels = [values["tokens"] for values in statistics]
     is_cheap = not any(isinstance(value, list) for value in statistics[0].values())
-    return Measurement(sums_scorer(statistics, scores), labels, task.row_name, is_cheap)
+    scorer = sums_scorer(statistics, scores)
+    return Measurement(scorer, labels, task.row_name, is_cheap, task.score_notes())

@@ -428,7 +428,8 @@ def _validate(request: EvalRequest) -> EvalReport:
         task.row_name,
         task.constant_answer(examples),
     )
-    notes = [*evaluation.signatures, f"{seconds:.1f} s", *advise_scores(measured)]
+    notes = [*evaluation.signatures, *task.score_notes()]
+    notes += [f"{seconds:.1f} s", *advise_scores(measured)]
     return EvalReport(seconds, values, lines, notes)
 
 

@@ -365,6 +365,11 @@ class Classify(LabelledObjective):
             values["f1"] = binary_f1(score.table)  # also with other labels in the data
         return {name: values[name] for name in SCORES[self.problem] if name in values}
 
+    def score_notes(self) -> Sequence[str]:
+        if self.problem != SINGLE or self.classes != 2:
+            return ()
+        return (f"f1 is that of the label {str(self.config.labels[1])!r:.40}",)
+
     def constant_answer(self, examples: Any) -> ConstantAnswer | None:
         labels = examples.labels
         if self.problem == REGRESSION:

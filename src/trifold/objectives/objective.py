@@ -442,6 +442,10 @@ class Objective(ABC):
 
         return Resampled(sums_scorer(numbers, of_sums), len(batches), "batches")
 
+    def score_notes(self) -> Sequence[str]:
+        """What the names of the scores leave open, a line for each."""
+        return ()
+
     def constant_answer(self, examples: Any) -> ConstantAnswer | None:
         """What a model is compared with that ignores its input; None if the task has no such
         answer.

@@ -13,6 +13,8 @@ DIGITS = {"bits_per_byte": 4, "loss": 4} | dict.fromkeys(
     ("matthews", "pearson", "perplexity", "spearman"), 3
 )
 
+LOWER_IS_BETTER = ("bits_per_byte", "loss", "perplexity")
+
 
 def score_name(key: str) -> str:
     """`BLEU`, `bits per byte`."""
@@ -24,4 +26,14 @@ def score_text(key: str, value: float) -> str:
     return f"{score_name(key)} {value:.{DIGITS.get(key, 2)}f}"
 
 
-__all__ = ["DIGITS", "SCORES", "Score", "bleu", "chrf", "exact_match", "score_name", "score_text"]
+__all__ = [
+    "DIGITS",
+    "LOWER_IS_BETTER",
+    "SCORES",
+    "Score",
+    "bleu",
+    "chrf",
+    "exact_match",
+    "score_name",
+    "score_text",
+]

@@ -29,6 +29,11 @@ class Difference(NamedTuple):
     high: float
     p_value: float
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether the interval is on one side of 0."""
+        return self.low > 0 or self.high < 0
+
 
 RESAMPLES = 10_000
 FEWER_RESAMPLES = 1_000  # of many examples, or of scores that take long
