@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import webbrowser
 
 import numpy as np
 import pytest
+
+from trifold.cli import look
+from trifold.look import server
 
 pytestmark = pytest.mark.slow
 
@@ -130,7 +135,59 @@ def test_roles_over_a_corpus(trifold, run, tmp_path):
     )
     for score in ("loss", "accuracy", "BLEU"):
         assert any(line.strip().startswith(score) and " → " in line for line in lines), score
-    assert "heads have a role over 3 lines" in done.err
+    assert "heads have a role over 3 lines; " in done.err
+    n_open = {(x["kind"], x["layer"], x["head"]) for x in report["heads"] if x["open"]}
+    n_open -= {(x["kind"], x["layer"], x["head"]) for x in report["heads"] if x["found"]}
+    assert n_open and f"{len(n_open)} other head" in done.err
+    name = lines[2].split("  ")
+    kind, layer, head = next(
+        re.findall(r"(\w+) (\d+)\.(\d+)", cell) for cell in name if "." in cell
+    )[0]
+    assert f"{kind} {layer}.{head} is head {head} of layer {layer}\n" in done.err
+
+
+def _rate(**values):
+    rate = {"kind": "encoder", "layer": 0, "head": 0, "role": "rare", "relation": ""}
+    return rate | {"found": False, "open": False} | values
+
+
+NOTES = {
+    "far from every role": ([_rate()], "so more lines would not help"),
+    "a wide interval": ([_rate(open=True), _rate(open=True)], "1 other head may have one"),
+}
+
+
+@pytest.mark.parametrize("case", NOTES)
+def test_without_a_role_a_note_says_whether_more_lines_help(case, capsys):
+    heads, words = NOTES[case]
+    look._print_roles({"heads": heads, "lines": 30, "skipped": 0, "pruned": None})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "0 of 1 heads have a role over 30 lines"
+    assert words in lines[1]
+
+
+SERVED = {
+    "a script": (None, False, "neither a browser nor a terminal; write it"),
+    "a script with a browser": (None, True, ""),
+    "a port": ("--port=8123", False, ""),
+    "no browser": ("--no-browser", False, ""),
+}
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_a_live_page_that_nobody_sees_is_refused(trifold, monkeypatch, case):
+    option, has_browser, message = SERVED[case]
+    pages = []
+
+    def get():
+        if not has_browser:
+            raise webbrowser.Error
+
+    monkeypatch.setattr(webbrowser, "get", get)
+    monkeypatch.setattr(server, "serve", lambda *arguments: pages.append(arguments))
+    done = trifold("look", "teaching", "one", *filter(None, [option]))
+    assert (done.code, len(pages)) == ((2, 0) if message else (0, 1))
+    assert message in " ".join(done.err.split())
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trifold.cli.run_table import make_table, shared_ends
+from trifold.cli.run_table import make_table, shared_ends, split_table
 from trifold.cli.runs import RunFacts
 
 LONG = "2026-11-reviews-transformer"
@@ -46,7 +46,7 @@ def test_a_table_shows_what_differs_and_states_once_what_all_have():
     ]
     assert heading == ("run", "changed", "best (step)", "min", "state")
     assert rows[1] == (
-        "1", "learning_rate=0.001 model.dropout=0.3", "accuracy 75.50 (40)", "2.0", "finished"
+        "1", "train.learning_rate=0.001 model.dropout=0.3", "accuracy 75.50 (40)", "2.0", "finished"
     )  # fmt: skip
 
 
@@ -57,13 +57,32 @@ def test_damaged_runs_share_nothing_and_one_run_is_shown_as_it_is():
         notes, (heading, row, *_) = make_table(runs)
         assert not notes
         assert len(heading) == 6
-        assert row[:3] == ("a", "demo", "steps=4")
+        assert row[:3] == ("a", "demo", "train.steps=4")
 
 
-def test_names_of_settings_that_end_alike_are_whole():
-    runs = [_facts("a", {"model.dropout": 0.1}), _facts("b", {"tokenizer.dropout": 0.2})]
-    rows = make_table(runs).rows
-    assert [row[1] for row in rows[1:]] == ["model.dropout=0.1", "tokenizer.dropout=0.2"]
+def test_a_wide_table_has_the_settings_below_in_keys_that_can_be_pasted():
+    settings = {"data.train": "reviews.csv", "data.columns.text": "review_body", "train.steps": 30}
+    words = [f"{key}={value}" for key, value in settings.items()]
+    rows = make_table([_facts("a", settings), _facts("b", {})]).rows
+    assert split_table(rows, 200) == [rows]
+    first, second = split_table(rows, 80)
+    assert first == [(row[0], *row[2:]) for row in rows]
+    assert second == [("run", "changed"), ("a", " ".join(words))]
+    assert split_table(make_table([_facts("a" * 70, {}), _facts("b", {})]).rows, 80)[1:] == []
+
+
+def test_settings_are_wrapped_between_words(trifold, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = {f"data.columns.of_the_role_{letter}": "a_name" for letter in "abc"}
+    monkeypatch.setattr(
+        "trifold.cli.runs.describe_run", lambda path, name: _facts(name, settings | {"name": name})
+    )
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").touch()
+    out = trifold("runs", str(tmp_path)).out
+    shared = [f"{key}={value}" for key, value in settings.items()]
+    assert {*shared, "name=a", "name=b"} <= {*out.split()}
 
 
 def test_every_row_is_whole_in_80_columns(trifold, tmp_path, monkeypatch):
@@ -78,9 +97,8 @@ def test_every_row_is_whole_in_80_columns(trifold, tmp_path, monkeypatch):
         (folder / "recipe.yaml").touch()
     lines = trifold("runs", str(tmp_path)).out.splitlines()
     assert max(map(len, lines)) <= 80
-    width = next(line for line in lines if line.startswith("run ")).index("changed")
-    names_in_table = "".join(line[:width].strip() for line in lines)
-    values_in_table = "".join(line[width : width + 26].strip() for line in lines)
+    names_in_table = "".join(line.partition("   ")[0].strip() for line in lines)
+    values_in_table = "".join(line.split("   ")[-1].strip() for line in lines)
     for name in names:
         assert name.removeprefix(f"{LONG}-model-") in names_in_table
         assert name.partition("-model-")[2] in values_in_table

@@ -188,6 +188,21 @@ def test_training_memory_grows_with_the_batch_and_only_there(trifold):
     assert all(large[part] == small[part] for part in ("weights", "gradients", "optimizer"))
 
 
+@pytest.mark.parametrize(
+    ("precision", "weights"),
+    [
+        ("float32", "the model\n"),
+        ("bfloat16", "the model, and its copy in the type of the computation\n"),
+    ],
+)
+def test_the_parts_of_the_memory_say_what_they_hold(trifold, precision, weights):
+    out = trifold("show", "transformer-base", "--precision", precision).out
+    table = out.partition("memory to train")[2].partition("memory for inference")[0]
+    assert f"iB   {weights}" in table
+    assert "those of 1 worker, and their sum\n" in table or " workers, and their sum\n" in table
+    assert "a second model, which is validated, and its file\n" in table
+
+
 def test_show_recipe_agrees_with_the_memory_check_of_training(trifold, tmp_path):
     def bytes_of(*changes):
         recipe = tmp_path / "mine.yaml"

@@ -238,6 +238,7 @@ def test_shares_equal_a_plain_count(which, request, pipeline):
             high,
         ) and low <= hits / trials + 1e-9 <= high + 2e-9
         assert each["found"] == (hits / trials >= least and low > each["baseline"])
+        assert each["open"] == (high >= least and not each["found"])
 
 
 def test_the_interval_is_that_of_wilson():

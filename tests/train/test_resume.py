@@ -15,8 +15,8 @@ from tests.recipes import load_included
 from tests.train.runs import TINY, InterruptingView, assert_equal_runs, events_of
 
 from trifold.errors import DataError, SettingsError
-from trifold.recipe import Recipe, load_recipe, recipe_names
-from trifold.train import checkpoint, preparation, resume, train
+from trifold.recipe import Recipe, TrainSettings, load_recipe, recipe_names
+from trifold.train import checkpoint, loop, preparation, resume, train
 from trifold.train.run_folder import IDENTITY, RunFolder
 
 PAIRS = "".join(f"{word} {n}\t{n}\n" for word in ("one", "two", "three") for n in range(20))
@@ -173,7 +173,11 @@ def test_recipe_can_be_restored_from_a_checkpoint(name):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ("linear", "train.steps changed from 3 to 6: the linear schedule now ends later"),
+        (
+            "linear",
+            "train.steps changed from 3 to 6: the linear schedule now ends at step 6, so the "
+            "learning rate jumps here, from 0% to 40% of its peak",
+        ),
         ("constant", "does not depend on the number of steps"),
         ("inverse-sqrt", "does not depend on the number of steps"),
     ],
@@ -184,12 +188,54 @@ def test_effect_of_more_steps_on_the_schedule_is_reported(run, recorder, schedul
     assert any(message in line for line in recorder.lines)
 
 
+LINEAR = TrainSettings(schedule="linear", steps=1864, warmup=186)
+STABLE = TrainSettings(schedule="warmup-stable-decay", steps=1000, warmup=100, decay=0.2)
+CHANGED_STEPS = {
+    "in the warmup": (
+        LINEAR,
+        230,
+        51,
+        ["now ends at step 230", "stays 186, which is 81% of 230 steps"],
+    ),
+    "in the decay": (LINEAR, 230, 201, ["jumps here, from 99% to 66% of its peak"]),
+    "more steps": (LINEAR, 2000, 201, ["now ends at step 2,000"]),
+    "a short warmup": (LINEAR, 900, 900, ["jumps here, from 57% to 0% of its peak"]),
+    "before the decay": (STABLE, 2000, 700, ["now ends at step 2,000"]),
+    "after the decay began": (STABLE, 2000, 901, ["jumps here, from 50% to 100% of its peak"]),
+    "the same number": (LINEAR, 1864, 201, []),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED_STEPS)
+def test_other_steps_say_whether_the_rate_jumps_and_whether_the_warmup_is_long(case):
+    before, steps, step, expected = CHANGED_STEPS[case]
+    now = before.model_copy(update={"steps": steps})
+    lines = [*resume._schedule_changes(before, now, step)]
+    assert len(lines) == len(expected)
+    for line, words in zip(lines, expected, strict=True):
+        assert words in line
+        assert ("jumps" in line) == ("jumps" in words)
+
+
+def test_a_run_that_continues_changes_nothing_before_its_first_step(folder, monkeypatch):
+    files = [folder / "recipe.yaml", folder / "environment.json"]
+    before = [file.read_bytes() for file in files]
+
+    def stop(session):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(loop.Run, "report_start", stop)
+    with pytest.raises(BrokenPipeError):
+        continue_run()
+    assert [file.read_bytes() for file in files] == before
+
+
 def test_more_steps_before_the_decay_equal_a_longer_run(run, recorder, tmp_path):
     changes = {"train__schedule": "warmup-stable-decay", "train__warmup": 1, "train__decay": 3}
     run(view=InterruptingView(5), train__steps=9, **changes)
     run(resume="auto", view=recorder, train__steps=12, **changes)
     run("long", train__steps=12, **changes)
-    message = "changed from 9 to 12: the warmup-stable-decay schedule decays"
+    message = "changed from 9 to 12: the warmup-stable-decay schedule now ends"
     assert any(message in line for line in recorder.lines)
     assert_equal_runs(tmp_path / "run", tmp_path / "long")
 

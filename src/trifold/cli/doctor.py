@@ -66,7 +66,7 @@ def print_checks(checks: Sequence["Check"]) -> None:
     """Print a table for each section."""
     for section in dict.fromkeys(check.section for check in checks):
         rows = [(check.name, check.value) for check in checks if check.section == section]
-        print_table([(section, ""), *rows])
+        print_table([(section, ""), *rows], breaks_words=False)
         print()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from trifold.cli.options import AsText, Codec, Device, Json, Model, Overwrite, a
 from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.progress import count_progress
 from trifold.cli.terminal import check_output, print_json, print_note, print_table
-from trifold.errors import UsageError, check_utf8
+from trifold.errors import UsageError, check_utf8, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -302,6 +303,8 @@ def _open_page(
     if text is not None:
         sessions[0].trace(text, target)  # report its errors before the page opens
 
+    _check_readers(page)
+
     def ready(address: str) -> None:
         print_note("the page is open until Ctrl-C")
         print(address, flush=True)
@@ -309,6 +312,24 @@ def _open_page(
             webbrowser.open(address)
 
     serve(sessions, {"text": text or "", "target": target, "models": [*models]}, page.port, ready)
+
+
+def _check_readers(page: PageOptions) -> None:
+    """Raises UsageError for a live page that nobody sees: a script has no terminal, and no browser
+    opens. A port or --no-browser ask for it.
+    """
+    import webbrowser
+
+    is_asked_for = page.port or not page.browser
+    if is_asked_for or sys.stdout.isatty() or sys.stderr.isatty():
+        return
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        raise UsageError(
+            "the live page would wait for ever, because there is neither a browser nor a "
+            "terminal; write it to a file with --out page.html, or serve it with --no-browser"
+        ) from None
 
 
 # --- weights and pictures -------------------------------------------------------------------------
@@ -465,7 +486,21 @@ def _print_roles(report: dict[str, Any]) -> None:
     n_heads = len(set(map(_head_index, report["heads"])))
     n_with_role = len(set(map(_head_index, with_role)))
     counts = f"{n_with_role} of {n_heads} heads have a role over {report['lines']:,} lines"
-    print_note(f"{counts}; 2.3 is head 3 of layer 2")
+    if with_role:
+        example = with_role[0]
+        counts += (
+            f"; {_head_name(example)} is head {example['head'] + 1} of layer {example['layer'] + 1}"
+        )
+    print_note(counts)
+    is_open = {_head_index(head) for head in report["heads"] if head["open"]}
+    n_open = len(is_open.difference(map(_head_index, with_role)))
+    if n_open:
+        print_note(
+            f"{plural(n_open, 'other head')} may have one, because the interval reaches the share "
+            "of a role; more lines decide it"
+        )
+    elif not with_role:
+        print_note("every interval is below the share of a role, so more lines would not help")
     if report["skipped"]:
         print_note(
             f"links of {report['skipped']:,} lines are left out: their tokens do not spell the "
@@ -480,12 +515,17 @@ def _head_index(head: dict[str, Any]) -> tuple[str, int, int]:
     return head["kind"], head["layer"], head["head"]
 
 
+def _head_name(head: dict[str, Any]) -> str:
+    """`encoder 2.3` for head 3 of layer 2."""
+    return f"{head['kind']} {head['layer'] + 1}.{head['head'] + 1}"
+
+
 def _role_row(head: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a head with a role."""
     return (
         head["role"],
         head["relation"],
-        f"{head['kind']} {head['layer'] + 1}.{head['head'] + 1}",
+        _head_name(head),
         f"{head['share']:.2f}",
         f"{head['low']:.2f}–{head['high']:.2f}",
         f"{head['baseline']:.2f}",

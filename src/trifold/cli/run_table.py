@@ -1,15 +1,18 @@
 """The table of `trifold runs` in the columns of the terminal: what all runs share is stated once,
-and what differs between them is shown whole.
+and what differs between them is shown whole. Settings have their dotted keys and are not broken, so
+that they can be pasted into a command.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 from trifold.errors import escape
 
-HEADING = ("run", "recipe", "changed", "best (step)", "min", "state")
+CHANGED = "changed"
+HEADING = ("run", "recipe", CHANGED, "best (step)", "min", "state")
+GAP = "   "  # between columns
 NAME_WIDTH = 24  # of names whose equal beginnings and ends are left out
 SEPARATORS = "-_=/\\ "
 DOTS = "…"
@@ -18,7 +21,7 @@ SHORT = 8  # characters that are not worth leaving out
 LONGEST_NAME = 72
 LONGEST_RECIPE = 24
 LONGEST_VALUE = 48
-LONGEST_CHANGES = 120
+LONGEST_CHANGES = 400
 
 
 class ListedRun(Protocol):
@@ -52,14 +55,13 @@ def make_table(runs: Sequence[ListedRun]) -> RunTable:
         names = [name[len(before) : len(name) - len(after)] for name in names]
     sound = [facts for facts in runs if facts.state != "damaged"]
     shared = _shared_settings([facts.changed for facts in sound])
-    keys = _short_keys(key for facts in runs for key in facts.changed)
     if shared:
-        notes.append(f"all have {_settings(shared, keys)}")
+        notes.append(f"all have {_settings(shared)}")
     rows: list[tuple[str, ...]] = [
         (
             _without_middle(name, LONGEST_NAME),
             _without_middle(_one_line(facts.recipe), LONGEST_RECIPE),
-            _settings(facts.changed, keys, without=shared),
+            _settings(facts.changed, without=shared),
             escape(_best(facts)),
             f"{facts.seconds / 60:.1f}",
             _state(facts),
@@ -72,6 +74,20 @@ def make_table(runs: Sequence[ListedRun]) -> RunTable:
         notes.append(f"all are of the recipe {recipes.pop()}")
         heading, *rows = [(row[0], *row[2:]) for row in (HEADING, *rows)]
     return RunTable(notes, [heading, *rows])
+
+
+def split_table(rows: Sequence[tuple[str, ...]], columns: int) -> list[list[tuple[str, ...]]]:
+    """The table, or if it does not fit into these columns, one without the changed settings, and
+    one of these.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    place = rows[0].index(CHANGED)
+    fits = sum(widths) + len(GAP) * (len(widths) - 1) <= columns
+    if fits or not any(row[place] for row in rows[1:]):
+        return [[*rows]]
+    others = [(*row[:place], *row[place + 1 :]) for row in rows]
+    changed: list[tuple[str, ...]] = [(row[0], row[place]) for row in rows if row[place]]
+    return [others, changed]
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -115,19 +131,10 @@ def _shared_settings(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """The last part of each key, or the key if another one ends alike."""
-    names = {key: key.rpartition(".")[2] for key in keys}
-    counts = Counter(names.values())
-    return {key: name if counts[name] == 1 else key for key, name in names.items()}
-
-
-def _settings(
-    changed: Mapping[str, Any], keys: Mapping[str, str], without: Mapping[str, Any] | None = None
-) -> str:
+def _settings(changed: Mapping[str, Any], without: Mapping[str, Any] | None = None) -> str:
     """The changed settings, except those in `without`."""
     words = [
-        f"{_one_line(keys[key])}={_without_middle(_one_line(str(value)), LONGEST_VALUE)}"
+        shlex.quote(f"{_one_line(key)}={_without_middle(_one_line(str(value)), LONGEST_VALUE)}")
         for key, value in changed.items()
         if key not in (without or {})
     ]

@@ -15,7 +15,7 @@ import typer
 
 from trifold import disk
 from trifold.cli.options import Json, argument
-from trifold.cli.run_table import make_table
+from trifold.cli.run_table import make_table, split_table
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import CheckpointError, TrifoldError, UsageError, wrapped
 from trifold.folders import AnyPath, UntrustedPath, named, read_text
@@ -93,10 +93,15 @@ def run(
         if facts.error is not None:
             print_note(f"warning: {facts.error}")
     table = make_table(runs)
+    columns = get_terminal_size().columns
     for note in table.notes:
-        print(wrapped(note, get_terminal_size().columns))
-    wide = len(table.rows[0]) - 3  # columns of texts; the others are short
-    print_table(table.rows, " " * (wide + 1) + "r", whole_from=wide)
+        print(wrapped(note, columns))
+    rows, *changed = split_table(table.rows, columns)
+    wide = len(rows[0]) - 3  # columns of texts; the others are short
+    print_table(rows, " " * (wide + 1) + "r", whole_from=wide)
+    for settings in changed:
+        print()
+        print_table(settings)
     summary = named(folder) / SUMMARY
     if summary.exists():
         _print_summary(summary, runs)

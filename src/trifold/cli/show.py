@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 from trifold.cli.options import Json, argument, dtype_option, value
 from trifold.cli.terminal import print_json, print_table
 from trifold.cli.train import Changes
-from trifold.errors import UsageError, wrapped
+from trifold.errors import UsageError, plural, wrapped
 
 if TYPE_CHECKING:
     from trifold.nn.variants import ModelConfig
     from trifold.recipe import Recipe
 
 PRECISIONS = ("float32", "bfloat16")
+# What the parts of the memory to train hold.
+HELD = {
+    "weights": "the model, and its copy in the type of the computation",
+    "optimizer": "moments, averages, and copies to save",
+    "validation": "a second model, which is validated, and its file",
+    "activations": "what the backward pass reads",
+    "batches": "the token ids of an update",
+    "runtime": "Python, PyTorch and the compiled loops",
+}
 EXAMPLES = (
     "trifold show transformer-big",
     "trifold show runs/demo",
@@ -259,8 +268,12 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
         "tokens\n"
     )
     settings = ("batch_tokens", "precision", "workers")
-    sizes = [(name, _size(training[name])) for name in training if name not in settings]
-    print_table([("", "memory"), *sizes], " r")
+    needs = [
+        (name, _size(training[name]), _held(name, training))
+        for name in training
+        if name not in settings
+    ]
+    print_table([("", "memory", "holds"), *needs], " r")
 
     print(f"\nmemory for inference in {inference['precision']}\n")
     names = {
@@ -270,6 +283,17 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     }
     sizes = [(title, _size(inference[name])) for name, title in names.items() if inference[name]]
     print_table([("", "memory"), *sizes], " r")
+
+
+def _held(part: str, training: dict[str, Any]) -> str:
+    """What a part of the memory to train holds; nothing for a part without any."""
+    if not training[part]:
+        return ""
+    if part == "weights" and training["precision"] == "float32":
+        return "the model"  # of which there is no copy
+    if part == "gradients":
+        return f"those of {plural(training['workers'], 'worker')}, and their sum"
+    return HELD.get(part, "")
 
 
 def _legend(formulas: Iterable[str]) -> str:

@@ -19,6 +19,7 @@ from trifold.errors import UsageError, check_utf8, escape, printable, wrapped
 from trifold.jsonfiles import json_line
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a write, whose OSError has no file name
+GAP = 3  # columns between those of a table
 STYLES = {"error: ": "bold red", "warning: ": "bold yellow"}
 
 
@@ -67,13 +68,20 @@ def print_json(value: Any = None, **values: Any) -> None:
 
 
 def print_table(
-    rows: Sequence[Sequence[str]], right: str = "", cut: int = 0, whole_from: int = 0
+    rows: Sequence[Sequence[str]],
+    right: str = "",
+    cut: int = 0,
+    whole_from: int = 0,
+    *,
+    breaks_words: bool = True,
 ) -> None:
     """Print rows, of which the first is the heading; columns marked `r` in `right` are
     right-aligned.
 
     Cells that are too wide are wrapped, with `whole_from` only those before that column; or, with
-    `cut`, every row is one line, and the first `cut` columns lose their ends.
+    `cut`, every row is one line, and the first `cut` columns lose their ends. Without
+    `breaks_words`, a word of the last column that is too long, such as a path, is a line that is
+    wider than the terminal.
     """
     from rich import box
     from rich.console import Console
@@ -91,9 +99,21 @@ def print_table(
     for row in rows[1:]:
         table.add_row(*(Text(cell, no_wrap=bool(cut), overflow=overflow) for cell in row))
     console = Console()
+    columns = console.width
+    if not breaks_words:
+        console.width = max(console.width, _widest_words(rows))
     with console.capture() as capture:
         console.print(table)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    lines[1] = lines[1][:columns]  # the rule
+    print("\n".join(lines))
+
+
+def _widest_words(rows: Sequence[Sequence[str]]) -> int:
+    """The columns that a table needs if only its last cells are wrapped, between words."""
+    *before, last = zip(*rows, strict=True)
+    words = (word for cell in last for word in cell.split(" "))
+    return sum(max(map(len, cells)) + GAP for cells in before) + max(map(len, words))
 
 
 def print_result(text: str, results: TextIO, end: str = "\n") -> None:

@@ -202,6 +202,7 @@ def head_roles(
         attention).
     found: whether the share is at least that of the role and MARGIN above the baseline, and the
         interval is above the baseline.
+    open: whether it is not found, but its interval reaches the share that it needs.
     examples: text, target, row, tokens.
     """
     patterns = list[Pattern]()
@@ -353,6 +354,7 @@ def _rate(kind: str, role: str, relation: str, total: _Total) -> Iterator[dict[s
             "role": role,
             "relation": relation,
             "found": share >= least and low > baseline,
+            "open": high >= least and not (share >= least and low > baseline),
             "share": share,
             "low": low,
             "high": high,

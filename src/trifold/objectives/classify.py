@@ -11,7 +11,7 @@ scores             one label: accuracy, macro F1, F1 of two classes, Matthews; s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias

@@ -176,6 +176,7 @@ def _train_session(session: TrainingSession) -> Outcome:
     with closing(log):
         run = Run(session, log)
         run.report_start()
+        ranks.first(session.record_start)
         stopped_by = run.train_steps()
         session.saver.wait()
         end = run.progress

@@ -41,6 +41,7 @@ class TrainingSession:
 
     progress: the position at which the session begins. identity: recorded in each checkpoint.
     changed_files: a message for each data file that has changed since the previous session.
+    rejected: a message for each damaged checkpoint, on rank 0.
     """
 
     recipe: Recipe
@@ -55,6 +56,14 @@ class TrainingSession:
     progress: TrainingProgress
     identity: dict[str, Any]
     changed_files: list[str]
+    rejected: list[str]
+
+    def record_start(self) -> None:
+        """Rank 0: write recipe.yaml, environment.json and a new session in it. Before, nothing of
+        a run that continues has changed.
+        """
+        self.folder.write_recipe(self.recipe, environment(self.machine))
+        self.folder.record_session(self.progress.step, self.rejected, self.recipe.overrides)
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,8 @@ class Preparation:
     """The arguments of a session. The methods are in the order in which `prepare` calls them.
 
     resume: whether an existing run is continued. data_changed: whether its data files may have
-    changed. digests: of the data files, on rank 0 once they are compared.
+    changed. digests: of the data files, on rank 0 once they are compared. rejected: a message for
+    each damaged checkpoint, on rank 0.
     """
 
     recipe: Recipe
@@ -74,6 +84,7 @@ class Preparation:
     resume: bool
     data_changed: bool
     digests: dict[str, Mapping[str, FileDigest]] = field(default_factory=dict)
+    rejected: list[str] = field(default_factory=list)
 
     def prepare(self, resources: ExitStack) -> TrainingSession:
         """Everything up to the first step; `resources` closes what the session holds.
@@ -82,7 +93,7 @@ class Preparation:
         """
         continues = self.ranks.first(self._open_folder)
         with self._removed_on_failure():
-            digest = self.ranks.first(self._write_recipe)
+            digest = self.ranks.first(self._write_recipe, continues)
             self.ranks.in_turn(self.folder.check_shared, digest)
             changed_files = self.ranks.first(self.stop.call, self._compare_data_files)
             data = self.ranks.in_turn(self.stop.call, self._load_data)
@@ -113,6 +124,7 @@ class Preparation:
             progress=progress,
             identity=identity,
             changed_files=changed_files,
+            rejected=self.rejected,
         )
 
     def _open_folder(self) -> bool:
@@ -139,8 +151,12 @@ class Preparation:
             return self.folder.removed_on_failure()
         return nullcontext()
 
-    def _write_recipe(self) -> str:
-        """Rank 0: write recipe.yaml and environment.json. Returns the digest of the recipe."""
+    def _write_recipe(self, continues: bool) -> str:
+        """Rank 0: write recipe.yaml and environment.json of a new run. Returns the digest of the
+        recipe.
+        """
+        if continues:  # until `record_start`, so that an interruption changes nothing
+            return self.folder.recipe_digest()
         return self.folder.write_recipe(self.recipe, environment(self.machine))
 
     def _compare_data_files(self) -> list[str]:
@@ -204,19 +220,15 @@ class Preparation:
         return TrainingProgress.from_dict(state.progress)
 
     def _load_newest(self, data: TrainingData) -> NewestCheckpoint | None:
-        """Rank 0: the newest intact checkpoint, and a new session in environment.json. Raises
-        DataError if the labels have changed.
-        """
+        """Rank 0: the newest intact checkpoint. Raises DataError if the labels have changed."""
         newest = checkpoint.load_newest(self.folder.below(self.folder.checkpoints))
         if newest is None:
-            self.folder.record_session(0, [], self.recipe.overrides)
             return None
+        self.rejected.extend(newest.rejected)
         if newest.rejected:
             self.view.say(
                 f"warning: {'; '.join(newest.rejected)}; an earlier checkpoint is used instead"
             )
         check_same_labels(self.folder, data.config)
         self.view.say(f"continuing from {newest.path}")
-        step = checkpoint.step_of(newest.path)
-        self.folder.record_session(step, newest.rejected, self.recipe.overrides)
         return newest

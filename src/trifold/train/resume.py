@@ -5,6 +5,7 @@ recipe.yaml, the tokenizer and data.json can be edited or damaged, so they are c
 identity of the run in its checkpoints.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from textwrap import shorten
@@ -20,6 +21,7 @@ from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig
 from trifold.nn.config import REGRESSION
 from trifold.recipe import FINITE_SCHEDULES, Recipe, TrainSettings, load_recipe
+from trifold.train import checkpoint
 from trifold.train.data_files import (
     Files,
     check_same_data,
@@ -28,6 +30,7 @@ from trifold.train.data_files import (
     read_data_json,
 )
 from trifold.train.run_folder import IDENTITY, RunFolder
+from trifold.train.schedules import learning_rate
 
 # --- the identity of a run ------------------------------------------------------------------------
 #
@@ -35,6 +38,8 @@ from trifold.train.run_folder import IDENTITY, RunFolder
 # must not change, digests of the tokenizer and of the data files, and a fingerprint of the training
 # rows.
 
+LONG_WARMUP = 0.25  # share of the steps
+SMALLEST_JUMP = 0.005  # share of the peak of the learning rate
 LABELS = "labels"  # the key of the names of classes or tags in the identity
 
 # Settings that change the length and the output of a run, but not what a step learns.
@@ -143,7 +148,7 @@ def check_same_run(
         )
     _check_tokenizer(folder, identity)
     return [
-        *_schedule_changes(written.train, recipe.train),
+        *_schedule_changes(written.train, recipe.train, _next_step(folder)),
         *_environment_changes(folder, environment),
     ]
 
@@ -252,18 +257,44 @@ def _environment_changes(folder: RunFolder, environment: Mapping[str, Any]) -> l
     return [f"{', '.join(changes)}: results may differ in the last bits from here on"]
 
 
-def _schedule_changes(before: TrainSettings, now: TrainSettings) -> Iterator[str]:
+def _next_step(folder: RunFolder) -> int:
+    """The number of the next update, counted from 1, after the newest checkpoint."""
+    saved = checkpoint.list_checkpoints(folder.below(folder.checkpoints))
+    if not saved:
+        return 1
+    return checkpoint.step_of(saved[-1]) + 1
+
+
+def _schedule_changes(before: TrainSettings, now: TrainSettings, step: int) -> Iterator[str]:
+    """What another number of steps does to the learning rate of update `step`, and a warmup that
+    takes long beside it.
+    """
     if before.steps == now.steps:
         return
-    effect = "now ends later or earlier, so the learning rate jumps here"
-    if now.schedule == "warmup-stable-decay":
-        effect = "decays before the new end; if the decay had begun, the learning rate jumps here"
-    elif now.schedule not in FINITE_SCHEDULES:
-        effect = "does not depend on the number of steps"
+    effect = "does not depend on the number of steps"
+    if now.schedule in FINITE_SCHEDULES:
+        effect = _effect_on_rate(before, now, step)
     yield (
         f"train.steps changed from {before.steps:,} to {now.steps:,}: the {now.schedule} "
         f"schedule {effect}"
     )
+    is_warming_up = step < now.warmup < now.steps
+    if is_warming_up and now.warmup > LONG_WARMUP * now.steps:
+        yield (
+            f"warning: train.warmup stays {now.warmup:,}, which is {now.warmup / now.steps:.0%} "
+            f"of {now.steps:,} steps; a continued run keeps it, so for a shorter one start another "
+            f"run, with --out and train.warmup={max(1, now.steps // 10)}"
+        )
+
+
+def _effect_on_rate(before: TrainSettings, now: TrainSettings, step: int) -> str:
+    """What a schedule with an end does at update `step`, in shares of the peak rate."""
+    planned = learning_rate(before, min(step, before.steps), 1.0)
+    new = learning_rate(now, step, 1.0)
+    end = f"now ends at step {now.steps:,}"
+    if math.isclose(planned, new, abs_tol=SMALLEST_JUMP):
+        return end
+    return f"{end}, so the learning rate jumps here, from {planned:.0%} to {new:.0%} of its peak"
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -316,6 +316,8 @@ def explain_resource_errors(folder: RunFolder) -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:  # of the terminal, not of a disk
+        raise
     except OSError as error:
         name = error.filename or folder.path
         if isinstance(name, bytes):
