@@ -554,6 +554,25 @@ def test_few_of_many_labels_are_reported(report_of, names):
     assert 40 < len(reported) <= 80
 
 
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        (
+            "good bad good good bad",
+            "shares: good 60 %, bad 40 %; always answering 'good' has accuracy 60.0; "
+            "f1 is that of 'good'",
+        ),
+        ("a b b b", "shares: b 75 %, a 25 %; always answering 'b' has accuracy 75.0; f1 is that of 'b'"),
+        ("1 0 1", "shares: 1 67 %, 0 33 %; always answering '1' has accuracy 66.7; f1 is that of '1'"),
+        ("x y z x", "shares: x 50 %, y 25 %, z 25 %; always answering 'x' has accuracy 50.0"),
+        ("a b c d e f g g", "shares: g 25 %; always answering 'g' has accuracy 25.0"),
+    ],
+)  # fmt: skip
+def test_what_a_score_is_worth_is_reported(report_of, labels, line):
+    lines = report_of("".join(f"text {n}\t{label}\n" for n, label in enumerate(labels.split())))
+    assert line in lines
+
+
 DATA = "".join(f"text {n}\t{n % 2}\n" for n in range(8))
 
 

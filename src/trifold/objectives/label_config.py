@@ -6,6 +6,7 @@ the form of the labels and the name of their column decide; each decision is rep
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
@@ -28,6 +29,7 @@ from trifold.objectives.labels import (
 )
 from trifold.objectives.objective import BuildContext
 
+MOST_SHARES = 6  # labels whose shares are reported; of more, that of the most frequent one
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
 # What people read as a number, such as 45 %, 1 234.5, $3.99 and 4/5.
 _LIKE_NUMBER = re.compile(r"[-+\N{MINUS SIGN}]?\s?[^\w\s]?\s?\d[\d\s.,'’/\u066b]*\s?[^\w\s]?")
@@ -62,9 +64,30 @@ def config_with_labels(
             f"{train.report.name}: the label {unknown[0]!r:.60} is not in model.label_names; add it"
         )
     context.report_labels("labels", config.labels)
+    if problem == SINGLE:
+        context.report(_describe_shares(config.labels, valid.columns["label"]))
     if problem == SINGLE and train.columns.get("image") is None:
         report_contradictions(context, train)
     return config
+
+
+def _describe_shares(labels: Sequence[str], found: Sequence[Any]) -> str:
+    """The line about what an accuracy is worth: the shares of the labels in the rows that are
+    scored, and the accuracy of the most frequent one.
+
+    labels: of the model. found: that of each row.
+    """
+    counts = Counter(map(str, found))
+    listed = counts.most_common(MOST_SHARES if len(counts) <= MOST_SHARES else 1)
+    shares = [f"{label:.20} {100 * count / len(found):.0f} %" for label, count in listed]
+    label, count = listed[0]
+    parts = [
+        f"shares: {', '.join(shares)}",
+        f"always answering {label!r:.22} has accuracy {100 * count / len(found):.1f}",
+    ]
+    if len(labels) == 2:
+        parts.append(f"f1 is that of {labels[1]!r:.22}")
+    return "; ".join(parts)
 
 
 # --- regression -----------------------------------------------------------------------------------
