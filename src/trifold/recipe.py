@@ -514,17 +514,17 @@ def load_recipe(
     else:
         lines += _complete(values, written)
     lines += settle(values, written)
-    if os.environ.get("RANK", "0") == "0":
-        for line in lines:
-            print(wrapped(line), file=sys.stderr)
     try:
         recipe = Recipe.parse(values)
     except SettingsError as error:
         if not is_foreign or given:
             raise
         # No one has named the file.
-        lines = [f"{_file_of(name)}: {line}" for line in str(error).splitlines()]
-        raise SettingsError("\n".join(lines)) from None
+        errors = [f"{_file_of(name)}: {line}" for line in str(error).splitlines()]
+        raise SettingsError("\n".join(errors)) from None
+    if os.environ.get("RANK", "0") == "0":
+        for line in lines:
+            print(wrapped(line), file=sys.stderr)
     recipe.overrides.update(given)
     recipe.chosen.update(written)
     if not is_foreign:

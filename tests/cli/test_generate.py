@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import trifold as library
+from trifold.cli.batch import REPETITION, Output, end_of, warn_limits
 from trifold.cli.generate import run as command
 from trifold.generate import GenerationConfig
 from trifold.text import Tokenizer
@@ -144,6 +146,31 @@ def test_default_limit_is_reported(trifold, run):
     )
     ended = trifold("generate", str(run), "one", "--json")
     assert (json.loads(ended.out)["outputs"][0]["limit"], ended.err) == (None, "")
+
+
+ENDS = {
+    "It is a to to to to to to to to to to to to to to to to to to to to to": REPETITION,
+    "I like the dog and the dog and the dog and the dog and the dog and the dog and the": REPETITION,
+    "。" * 70: REPETITION,
+    "This is a very very very very good film about people who live in a town by the sea, and": "default",
+    "": "default",
+}
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_repetition_is_told_from_other_long_outputs(text):
+    assert end_of(Output(text, 0.0, "length", "default")) == ENDS[text]
+    assert end_of(Output(text, 0.0, "stop", None)) is None
+
+
+def test_repetition_is_reported(trifold, run, capsys):
+    pipeline = library.load(run)
+    warn_limits(pipeline, [REPETITION, REPETITION, None, "default"])
+    first, second = capsys.readouterr().err.replace("\n    ", " ").splitlines()
+    assert first.startswith(
+        "warning: 2 of 4 outputs ended in repeated words: the model has learned"
+    )
+    assert "1 of 4 outputs stopped at the default length" in second
 
 
 def test_options_reach_the_search(trifold, run):

@@ -7,6 +7,7 @@ import json
 import pytest
 from tests.recipes import BERT
 
+from trifold.errors import SettingsError
 from trifold.hub import save_model
 from trifold.hub.families import FAMILIES
 from trifold.hub.folder import describe_misfit
@@ -101,6 +102,13 @@ PRINTED = [
         "data.holdout",
     ),
 ]
+
+
+@pytest.mark.parametrize("key", ["train.setps", "trian.steps", "model.width", "train.steps.x"])
+def test_the_error_of_a_key_is_not_below_the_defaults(write, capsys, key):
+    with pytest.raises(SettingsError):
+        load_recipe(write(f"{SENTENCE}\n" * 100), [f"{key}=4"])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_recipe_that_names_a_model_keeps_the_fixed_defaults(write, capsys):

@@ -222,6 +222,10 @@ def test_advice_has_at_most_three_lines():
             ["is not clearly better than", "only 100 texts: accuracy is uncertain, 47 to 66"],
         ),
         (MeasuredScores({"bleu": 20.0}, math.nan, 40, "sentences"), ["only 40 sentences: another"]),
+        (
+            MeasuredScores({"bleu": 0.71}, math.nan, 1_000, "sentences"),
+            ["BLEU 0.71: hardly any word is right, so the model has learned little yet; try more"],
+        ),
         (MeasuredScores({"bleu": 20.0}, math.nan, 1_000, "sentences"), []),
         (
             MeasuredScores(

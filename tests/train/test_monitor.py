@@ -113,6 +113,11 @@ def test_long_sample_has_a_line_for_each_text():
     assert max(map(len, lines)) <= 80
 
 
+def test_the_mark_of_a_long_right_sample_is_beside_the_output():
+    _, *lines = validation_lines(RESULT._replace(samples=[("a" * 70, "good", "good")]))
+    assert lines == [f"    {'a' * 70}", "      →  good  ✓"]
+
+
 def test_sample_without_reference_shows_prompt_and_continuation_in_few_lines():
     result = Validated(8, 1.25, {"bits_per_byte": 2.38124}, False, [("To be", None, ",\nor not")])
     first, *lines = validation_lines(result)
@@ -126,8 +131,11 @@ def test_long_lines_are_folded_between_values():
     parts = [f"value {number}" for number in range(20)]
     lines = fold(parts)
     assert max(map(len, lines)) <= 80 and len(lines) == 3
-    assert " · ".join(line.strip() for line in lines) == " · ".join(parts)
-    assert fold(["x" * 90, "y"]) == ["x" * 90, "    y"]
+    assert " ".join(line.strip() for line in lines) == " · ".join(parts)
+    assert [line.endswith(" ·") for line in lines] == [True, True, False]
+    assert fold(["x" * 90, "y"]) == ["x" * 90 + " ·", "    y"]
+    assert fold(["x" * 60, "y" * 17]) == ["x" * 60 + " · " + "y" * 17]
+    assert fold(["x" * 60, "y" * 16, "z"]) == ["x" * 60 + " ·", "    " + "y" * 16 + " · z"]
 
 
 def test_messages_fit_the_width_of_the_view(monkeypatch):

@@ -4,9 +4,10 @@ error.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -90,7 +91,7 @@ def generate_batches(
         unknown.extend(unknown_words(pipeline.reader, sources))
         holes.update(dict.fromkeys(unparsed_holes(pipeline, sources, parse_special)))
         generated = generate_outputs(pipeline, sources, settings, on_done=progress, first=n_before)
-        limits.extend(output.limit for outputs in generated for output in outputs)
+        limits.extend(map(end_of, chain.from_iterable(generated)))
         return generated
 
     for text, outputs in in_batches(texts, batch_size or BATCH, pipeline.reader.encode, generate):
@@ -147,10 +148,29 @@ def in_batches(
         print_note(f"{n_blank:,} of {n_read:,} lines are blank; their output is blank too")
 
 
+REPETITION = "repetition"
+_REPEATED = re.compile(r"(.{1,30}?)\1{3,}", re.DOTALL)  # at the end of an output
+_TAIL = 120  # characters of an end, of which half are repeated
+
+
+def end_of(output: Output) -> str | None:
+    """The limit of an output; `REPETITION` if it repeats a few words until that."""
+    if output.limit is None:
+        return None
+    repeated = _REPEATED.search(output.text[-_TAIL:])
+    if repeated is not None and 2 * len(repeated[0]) >= _TAIL:
+        return REPETITION
+    return output.limit
+
+
 def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
-    """Print a warning for each limit, of those of all outputs, that the user did not request."""
+    """Print a warning for each limit, of those of all outputs, that the user did not request; and
+    for outputs that ended in repetition.
+    """
     positions = pipeline.config.decoder_side.max_positions
     reasons = {
+        REPETITION: "ended in repeated words: the model has learned little yet; train it for "
+        "longer, or use --no-repeat-ngram-size 3 of `generate`",
         "positions": f"stopped at the last position of the model (max_positions {positions:,})",
         "default": "stopped at the default length; raise max_new_tokens, with --max-new-tokens "
         "of `generate` or in generation_config.json",

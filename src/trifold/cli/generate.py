@@ -143,7 +143,7 @@ def _warn(
     batch.warn_unknown(pipeline, unknown_words(pipeline.reader, [text]))
     parse_special = settings.get("parse_special")
     batch.warn_holes(batch.unparsed_holes(pipeline, [text], parse_special))
-    batch.warn_limits(pipeline, [output.limit for output in outputs])
+    batch.warn_limits(pipeline, [*map(batch.end_of, outputs)])
 
 
 def _stream(

@@ -33,6 +33,7 @@ RISE = 0.1
 FLAT = 0.03
 FALLING = 0.1
 WIDE = 8.0  # percent: half of an interval that hides most improvements
+LOW_BLEU = 2.0  # below, a translation has hardly a word of the reference
 FEW_ROWS = 100  # for a score of the whole set
 MANY_KNOWN = 0.2  # share of the validation rows
 REJECTED = 3  # updates
@@ -323,6 +324,19 @@ def _say_constant(measured: MeasuredScores) -> str:
     return f"{found} is not clearly better than {constant.words} ({constant.value:.2f})"
 
 
+def _is_untrained(measured: MeasuredScores) -> bool:
+    """Whether next to no words of translations are right."""
+    return measured.scores.get("bleu", math.inf) < LOW_BLEU
+
+
+def _say_untrained(measured: MeasuredScores) -> str:
+    found = score_text("bleu", measured.scores["bleu"])
+    return f"{found}: hardly any word is right, so the model has learned little yet"
+
+
+_LONGER = "more steps (`trifold resume RUN train.steps=N`), more data or start_from=PRETRAINED"
+
+
 def _is_tiny(measured: MeasuredScores) -> bool:
     """Whether the set is too small to compare models with it."""
     name = measured.percentage
@@ -377,6 +391,7 @@ class AdviceRule(NamedTuple):
 
 
 OF_SCORES = {
+    "untrained": AdviceRule(_is_untrained, _say_untrained, lambda _: _LONGER),
     "constant": AdviceRule(
         _is_constant, _say_constant, lambda _: "more data, and check texts and labels"
     ),

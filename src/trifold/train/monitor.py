@@ -260,27 +260,35 @@ def _continuation_lines(prompt: str, output: str) -> list[str]:
 
 
 def _comparison_lines(source: str, reference: str, output: str) -> list[str]:
-    """A sample with a reference: in one line if it fits, else in three."""
+    """A sample with a reference: in one line if it fits, else in two if the output is right, and in
+    three if it differs.
+    """
     verdict = f"(reference: {reference})"
+    shown = output or NOTHING
+    lines = [f"    {source}", f"      →  {shown}", f"      {verdict}"]
     if output == reference:
         verdict = "✓"
-    output = output or NOTHING
-    line = f"    {source}  →  {output}  {verdict}"
+        lines = [f"    {source}", f"      →  {shown}  {verdict}"]
+    line = f"    {source}  →  {shown}  {verdict}"
     if len(line) <= WIDTH:
         return [line]
-    return [f"    {source}", f"      →  {output}", f"      {verdict}"]
+    return lines
 
 
 def fold(parts: Sequence[str]) -> list[str]:
-    """The parts, separated by dots, in lines of at most 80 columns; all but the first line are
-    indented.
+    """The parts, separated by dots, in lines of at most 80 columns, which end with a dot if another
+    one follows; all but the first line are indented.
     """
     lines = [parts[0]]
-    for part in parts[1:]:
+    for number, part in enumerate(parts[1:], start=2):
         longer = f"{lines[-1]} · {part}"
-        if len(longer) <= WIDTH:
+        room = WIDTH
+        if number < len(parts):
+            room -= len(" ·")
+        if len(longer) <= room:
             lines[-1] = longer
         else:
+            lines[-1] += " ·"
             lines.append(f"    {part}")
     return lines
 
