@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from tests.objectives.common import eval_context, random_model
+from tests.train.runs import RecordingView
 from tokenizers import Tokenizer as Library, decoders, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
 
@@ -16,7 +17,9 @@ from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
 from trifold.objectives.causal import Causal, CausalSettings, chunk_documents
 from trifold.ragged import Ragged
+from trifold.recipe import load_recipe
 from trifold.text import Tokenizer, TokenizerSettings, train_tokenizer
+from trifold.train.data import load_data
 
 TEXTS = ["to be, or not to be", "a", "", "naïve ☂", "that is the question: whether"]
 WIDTH = 8
@@ -333,3 +336,27 @@ def test_transformers_adds_the_same_special_tokens(tokenizer, tmp_path, begin):
     (plain,) = tokenizer.encode(["to be"])
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs("to be")["input_ids"] == [tokenizer.bos_id] * begin + plain
+
+
+PARAGRAPHS = "\n\n".join(f"It was day {n},\nand the wind\nrose again." for n in range(60))
+OBJECTS = "\n".join(f'{{"text": "{"" if n % 3 else "a text of " + str(n)}"}}' for n in range(90))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changes", "is_reported"),
+    [
+        ("a.txt", PARAGRAPHS, {}, True),
+        ("a.txt", PARAGRAPHS.replace("\n", "\r\n"), {}, True),
+        ("a.txt", PARAGRAPHS, {"data.documents": "line"}, False),
+        ("a.txt", PARAGRAPHS, {"data.documents": "blank"}, False),
+        ("a.txt", PARAGRAPHS.replace("\n\n", "\n"), {}, False),
+        ("a.jsonl", OBJECTS, {}, False),
+    ],
+)
+def test_line_breaks_that_are_lost_are_reported(tmp_path, name, text, changes, is_reported):
+    (tmp_path / name).write_bytes(text.encode())
+    view = RecordingView()
+    recipe = load_recipe("causal", {"data.train": str(tmp_path / name), **changes})
+    load_data(recipe, tmp_path / "tokenizer", view)
+    assert any("the model learns no line breaks" in line for line in view.lines) == is_reported
+    assert any(line.startswith("perplexity is per token") for line in view.lines)

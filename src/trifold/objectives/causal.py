@@ -23,7 +23,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from trifold.batches import Blocks
-from trifold.data import Encoder, Side, TokenCache, open_tokens, read_documents, sample_documents
+from trifold.data import (
+    DataSettings,
+    Encoder,
+    Side,
+    TokenCache,
+    open_tokens,
+    read_documents,
+    sample_documents,
+)
+from trifold.data.files import FORMATS, is_dataset
+from trifold.data.lines import inner_suffix
+from trifold.data.reports import DocumentReport
 from trifold.errors import DataError, SettingsError
 from trifold.generation_config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
@@ -43,6 +54,7 @@ from trifold.text.vocabulary import BYTE_ALPHABET
 PROMPT_LENGTH = 16  # tokens of a validation document that a sample continues
 SAMPLE_LENGTH = 128  # new tokens of a sample by default
 TRAINED_ON = 50_000_000  # characters, from all over a cached text, that a tokenizer is trained on
+MANY_BLANK = 0.02  # share of blank lines from which on they seem to separate paragraphs
 # Default weights (Fedus et al. 2022, Zoph et al. 2022).
 ROUTERS = {"balance": 0.01, "router_z": 0.001}
 _SCAN = 1 << 20  # document starts that are read at once
@@ -141,13 +153,16 @@ class CausalSettings(ObjectiveSettings):
         lengths = documents.tokens.lengths
         if empty := int(np.count_nonzero(lengths == 0)):
             context.report(f"{name}: {empty:,} documents without a token: left out")
+        held_out = objective.encode(valid.texts)
         for line in (
+            *_describe_lines(context.data, train.report),
             *describe_long(lengths, lengths - 1 > objective.width, objective.width, documents.cut),
             *self._describe_unlabelled(documents.tokens.starts),
             *_describe_unknown(tokenizer, documents),
         ):
             context.report(f"{name}: {line}")
-        return LoadedTexts(objective, documents, objective.encode(valid.texts), valid.report.name)
+        context.report(_describe_unit(held_out))
+        return LoadedTexts(objective, documents, held_out, valid.report.name)
 
     def _open_cache(self, context: BuildContext) -> LoadedTexts:
         """As `_read_into_memory`, with the training text in a cache on disk, which is created if it
@@ -187,6 +202,34 @@ class CausalSettings(ObjectiveSettings):
         # disk.
         if not (self.begin and self.end) and (short := _count_single_tokens(starts)):
             yield f"{short:,} documents of a single token: no label in them"
+
+
+def _describe_lines(data: DataSettings, report: DocumentReport) -> Iterator[str]:
+    """A line about plain text whose blank lines seem to separate paragraphs, read line by line."""
+    if "documents" in data.model_fields_set or not _is_plain_text(data):
+        return
+    if report.blank > MANY_BLANK * report.documents:
+        yield (
+            "each line is a document of its own, so the model learns no line breaks; for "
+            "continuous text set data.documents=blank (paragraphs) or file (the whole text)"
+        )
+
+
+def _is_plain_text(data: DataSettings) -> bool:
+    """Whether the names of the training data are those of files or folders of plain text."""
+    names = [data.train] if isinstance(data.train, str) else data.train or []
+    is_dataset_named = any(map(is_dataset, names))
+    kinds = {FORMATS.get(inner_suffix(name), "text") for name in names}
+    return data.format in ("auto", "text") and kinds == {"text"} and not is_dataset_named
+
+
+def _describe_unit(documents: EncodedDocuments) -> str:
+    """The line about what a perplexity is of."""
+    size = documents.bytes / max(1, int(documents.tokens.lengths.sum()))
+    return (
+        f"perplexity is per token of the vocabulary, here of {size:.1f} bytes; compare runs with "
+        "other vocabularies by bits per byte"
+    )
 
 
 def _sample_texts(context: BuildContext, side: Side) -> list[str]:
