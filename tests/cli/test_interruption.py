@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from trifold.cli.interruption import MAX_COMMAND
-from trifold.cli.progress import byte_progress, count_progress
+from trifold.cli.progress import byte_progress, count_progress, waiting_progress
 
 LONG = "word " * (MAX_COMMAND // 5)
 # Command line, what is interrupted, and the last line.
@@ -83,6 +85,17 @@ def test_lines_of_progress_are_a_few_seconds_apart_and_then_a_minute(monkeypatch
     lines = capsys.readouterr().err.splitlines()
     counts = [int(line.split()[1]) - 1 for line in lines]
     assert counts == [*range(5, 61, 5), 120, 180, 199]
+
+
+def test_work_that_does_not_report_prints_the_time(monkeypatch, capsys):
+    monkeypatch.setattr("trifold.cli.progress.INTERVAL", 0.01)
+    monkeypatch.setattr("trifold.cli.progress.WATCH", 0.01)
+    with waiting_progress("reading"):
+        time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    time.sleep(0.03)
+    assert lines[0] == "reading, 0 seconds so far" and len(lines) > 1
+    assert capsys.readouterr().err == ""  # the thread has ended
 
 
 def test_progress_of_bytes_names_the_total_if_it_is_known(monkeypatch, capsys):

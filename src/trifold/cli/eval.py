@@ -33,7 +33,7 @@ from trifold.cli.options import (
     with_options,
 )
 from trifold.cli.panels import FIRST, in_panels
-from trifold.cli.progress import time_progress
+from trifold.cli.progress import time_progress, waiting_progress
 from trifold.cli.terminal import check_output, open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8, plural
 from trifold.folders import named
@@ -350,11 +350,13 @@ def read_test_pairs(request: EvalRequest) -> Rows:
     }
     example = "test.en test.de"
     if request.data:
-        pairs = _read_named_pairs(request, columns)
+        with waiting_progress("reading the data"):
+            pairs = _read_named_pairs(request, columns)
     elif request.recipe is None:
         raise request.no_data_error("no recipe.yaml next to it, so", example)
     else:
-        pairs = _read_pairs_of_run(request, request.recipe, columns, example)
+        with waiting_progress("reading the data"):
+            pairs = _read_pairs_of_run(request, request.recipe, columns, example)
     request.report(str(pairs.report))
     return pairs
 
@@ -436,7 +438,8 @@ def _validate(request: EvalRequest) -> EvalReport:
 def encode_rows(request: EvalRequest, task: Objective, rows: Any) -> Any:
     """The examples of the rows; reports once how many were truncated."""
     task.truncation.clear()  # some rows were encoded to build the task
-    examples = task.examples(rows)
+    with waiting_progress("reading the rows as tokens"):
+        examples = task.examples(rows)
     if task.truncation:
         request.report(f"{rows.report.name}: {task.truncation}")
     return examples
@@ -497,7 +500,8 @@ def _open_task(
     context = BuildContext(
         data, recipe.tokenizer, pipeline.config, batches, seed, folder, report, is_trained=True
     )
-    bundle = settings.build(context)
+    with waiting_progress("reading the data"):
+        bundle = settings.build(context)
     return pipeline, bundle.objective, bundle.valid
 
 
@@ -538,7 +542,8 @@ def _open_language_model(request: EvalRequest) -> tuple[Pipeline, Objective, Any
     settings = DataSettings.parse({"documents": "file", **request.options, **_only(data)})
     pipeline = request.load()
     _check_fits(request.model, pipeline.config, CausalSettings())
-    text = read_documents(data, settings, split="valid")
+    with waiting_progress("reading the data"):
+        text = read_documents(data, settings, split="valid")
     request.report(str(text.report))
     # A document starts as the texts of the tokenizer do.
     reader = pipeline.reader

@@ -1,6 +1,7 @@
 """Progress of long commands on standard error: bars on a terminal, lines in a file."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from trifold.cli.terminal import print_note
 
 INTERVAL = 5.0  # seconds between lines
+WATCH = 0.5  # seconds between looks at the clock during work that does not report
 MINUTE = 60.0  # between those of a command that has taken a minute
 
 
@@ -60,6 +62,25 @@ def time_progress(title: str) -> Callable[[], None]:
             print_note(f"{title}, {pace.seconds:.0f} seconds so far")
 
     return poll
+
+
+@contextmanager
+def waiting_progress(title: str) -> Iterator[None]:
+    """Prints the time so far at a `Pace` during work that does not report how far it is."""
+    poll = time_progress(title)
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        while not has_ended.wait(WATCH):
+            poll()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 @contextmanager
