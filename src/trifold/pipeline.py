@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
 import torch
 from torch import Tensor
@@ -47,6 +47,14 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
 
 
+# Methods of TransformerLens -> ours.
+TRANSFORMER_LENS = {
+    "run_with_cache": "`trace(text)`, which returns the activations",
+    "run_with_hooks": "`run_with(text, hooks={name: function})`",
+    "to_str_tokens": "`trace(text).tokens`",
+}
+
+
 class Pipeline(PredictMixin):
     """A model with its tokenizer, if it has one.
 
@@ -78,6 +86,15 @@ class Pipeline(PredictMixin):
         self.tokenizer = tokenizer
         self.target_tokenizer = writer
         self.generation = GenerationConfig.parse(generation or {})
+
+    if not TYPE_CHECKING:  # an attribute that is missing stays an error of types
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError, with our name for a method of TransformerLens."""
+            message = f"a Pipeline has no attribute {name!r}"
+            if name in TRANSFORMER_LENS:
+                message += f"; use {TRANSFORMER_LENS[name]}, and see docs/look.md for other names"
+            raise AttributeError(message, name=name, obj=self)
 
     def __repr__(self) -> str:
         heads = ", ".join(self.config.chosen_heads) or "none"

@@ -126,6 +126,7 @@ def test_the_data_is_reported_once(classifiers):
     assert "60 texts, 1,000 resamples\nf1 is that of the label 'good'\n" in done.err
     heading = done.out.splitlines()[0]
     assert heading.endswith("p (one-sided)")
+    assert "too narrow" not in done.err
     assert "decided by this data" in done.out or "is better" in done.out
     assert "f1 is that of the label 'good'" in run_command("eval", str(classifiers[0])).err
 
@@ -166,6 +167,8 @@ def test_named_data_is_read_with_the_columns_of_the_first_run(classifiers, tmp_p
     few = tmp_path / "few.tsv"
     few.write_text("".join(file.read_text("utf-8").splitlines(keepends=True)[:9]), encoding="utf-8")
     assert compare(a, b, few)["examples"] == 8
+    done = run_command("compare", str(a), str(b), str(few))
+    assert "warning: fewer than 30 texts, so that the intervals are too narrow" in done.err
     few.write_text("text\tlabel\nsunny day\tgood\n", encoding="utf-8")
     check_refused(run_command("compare", str(a), str(b), str(few)), "a single example")
 

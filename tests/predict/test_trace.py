@@ -17,7 +17,7 @@ from trifold.errors import DataError, UsageError
 from trifold.look import session as views
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.hooks import hook_points
-from trifold.pipeline import Pipeline
+from trifold.pipeline import TRANSFORMER_LENS, Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 
 SIZES = TWO_LAYERS | {"max_positions": 64}
@@ -419,3 +419,25 @@ def test_the_documentation_lists_the_hook_points():
     }
     assert found <= listed | parts
     assert listed <= found
+
+
+def test_the_names_of_transformer_lens_stand_beside_ours():
+    page = Path(__file__).parents[2] / "docs" / "look.md"
+    table = page.read_text("utf-8").split("<!-- TransformerLens -->")[1].split("\n\n")[1]
+    trace = new_pipeline("gpt2").trace(*example("gpt2"))
+    ours = re.findall(r"`(decoder[._][\w.]+)`(?:, `(\w+)`)?(?:, `(\w+)`)?", table)
+    assert len(ours) == 10
+    for name, *others in ours:
+        first = name.replace(".N", ".0")
+        stem = first.rpartition(".")[0]
+        for point in (first, *(f"{stem}.{other}" for other in others if other)):
+            assert len(trace[point])
+
+
+@pytest.mark.parametrize("name", TRANSFORMER_LENS)
+def test_methods_of_transformer_lens_are_answered_with_ours(name):
+    pipe = new_pipeline("gpt2")
+    with pytest.raises(AttributeError, match=f"{name}'; use `.*docs/look.md"):
+        getattr(pipe, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'walk'$"):
+        pipe.walk  # noqa: B018

@@ -25,6 +25,7 @@ EXAMPLES = (
     "trifold compare runs/small runs/large test.en test.de --samples 10000",
 )
 UNFINISHED = ("stopped", "running")
+FEW_EXAMPLES = 30  # of which the intervals of a bootstrap are too narrow
 UNDECIDED = "not decided by this data, because the interval contains 0"
 
 
@@ -92,6 +93,10 @@ def run(
     print_note(f"{examples:,} {ours.noun}, {samples:,} resamples")
     for line in ours.notes:
         print_note(line)
+    if examples < FEW_EXAMPLES:
+        print_note(
+            f"warning: fewer than {FEW_EXAMPLES} {ours.noun}, so that the intervals are too narrow"
+        )
     print(wrapped(verdict(differences), get_terminal_size().columns))
 
 
