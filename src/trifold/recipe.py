@@ -496,16 +496,7 @@ def load_recipe(
     # What the user has set: the file and the overrides. The values of an included recipe are
     # defaults, as those of a preset.
     written = {} if is_included else deepcopy(values)
-    given: dict[str, Any] = {}  # the overrides
-    for key, value in _override_pairs(overrides):
-        value = name_frames(key, value)
-        # Earlier overrides of the same key, or of keys in its group.
-        replaced = {old: given[old] for old in given if f"{old}.".startswith(f"{key}.")}
-        if replaced and replaced != {key: value}:
-            warn(f"{key} is set again; {value!r} replaces the earlier value")
-        given[key] = value
-        set_key(values, key, value)
-        set_key(written, key, value)
+    given = _apply_overrides(overrides, values, written)
     values.setdefault("name", default_name)
     lines: list[str] = []
     set_before = {*_keys(values.get("train"))}
@@ -530,6 +521,23 @@ def load_recipe(
     if not is_foreign:
         recipe.sized.update({*_keys(values.get("train"))} - set_before)
     return recipe
+
+
+def _apply_overrides(
+    overrides: Sequence[str] | Mapping[str, Any], *recipes: dict[str, Any]
+) -> dict[str, Any]:
+    """Set the overrides in the values of the recipes; return their values by dotted key."""
+    given: dict[str, Any] = {}
+    for key, value in _override_pairs(overrides):
+        value = name_frames(key, value)
+        # Earlier overrides of the same key, or of keys in its group.
+        replaced = {old: given[old] for old in given if f"{old}.".startswith(f"{key}.")}
+        if replaced and replaced != {key: value}:
+            warn(f"{key} is set again; {value!r} replaces the earlier value")
+        given[key] = value
+        for values in recipes:
+            set_key(values, key, value)
+    return given
 
 
 def _keys(group: Any) -> Iterable[str]:
