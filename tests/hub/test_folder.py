@@ -83,6 +83,15 @@ def test_keys_that_may_select_a_part_of_our_format_are_errors(
         load_model(tmp_path)
 
 
+def test_a_file_of_many_unknown_keys_is_refused_before_they_are_compared(
+    make_model: Make, tmp_path: Path
+) -> None:
+    save_model(tmp_path, make_model(**NATIVE["pre-norm"]))
+    edit(tmp_path, **{f"key_{number}": 1 for number in range(1001)})
+    with pytest.raises(CheckpointError, match=r"config\.json: 1,001 unknown keys; remove them"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("case", NATIVE)
 def test_the_named_settings_make_a_model_fit_a_family(
     case: str, make_model: Make, tmp_path: Path

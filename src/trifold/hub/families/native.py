@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from trifold.errors import SettingsError
 from trifold.hub.family import HARMLESS, Family
 from trifold.hub.rows import Fields
 from trifold.hub.rules import ParameterRule
 from trifold.hub.unknown_keys import UnknownKeys, reference_keys
 from trifold.nn import ModelConfig
 from trifold.settings import similar
+
+MAX_UNKNOWN = 1000  # keys, each of which is compared with all fields
 
 
 class NativeFamily(Family):
@@ -38,9 +41,14 @@ class NativeFamily(Family):
     def unknown_keys(self, values: Mapping[str, Any], at: str = "") -> UnknownKeys:
         fields = ModelConfig.model_fields
         unknown = UnknownKeys()
-        for key, value in values.items():
-            if key in fields or key in (*HARMLESS, "family") or value is None:
-                continue
+        known = {*fields, *HARMLESS, "family"}
+        others = [key for key, value in values.items() if key not in known and value is not None]
+        if len(others) > MAX_UNKNOWN:
+            raise SettingsError(
+                f"{len(others):,} unknown keys; remove them (at most {MAX_UNKNOWN:,})"
+            )
+        for key in others:
+            value = values[key]
             selects = key in _keys_of_families() or similar(key, fields, 0.8)
             if not selects and not isinstance(value, dict | list):
                 unknown.add(key, value, None, at)
