@@ -69,8 +69,10 @@ def test_every_error_is_printable(kind: type[Exception]) -> None:
     assert str(kind("evil\x1b[2J")) == r"evil\x1b[2J"
 
 
-# Options of torchrun and git, and of commands that a message shows as a whole.
+# Options of torchrun, git and uv, and of commands that a message shows as a whole.
 OTHERS = {
+    "--python",
+    "--folds",
     "--nproc-per-node",
     "--nnodes",
     "--always",

@@ -221,9 +221,9 @@ def test_help_lists_the_demos(trifold):
         "write      Python functions",
         "read       translations",
         "trifold demo write",
-        "runs/demo-read",
     ):
         assert expected in done.out
+    assert "runs/demo-read" in "".join(done.out.split())  # lines may end after a hyphen
 
 
 def test_abbreviate():
