@@ -223,10 +223,12 @@ def test_advice_has_at_most_three_lines():
         ),
         (MeasuredScores({"bleu": 20.0}, math.nan, 40, "sentences"), ["only 40 sentences: another"]),
         (
-            MeasuredScores({"bleu": 0.71}, math.nan, 1_000, "sentences"),
+            MeasuredScores({"bleu": 0.71, "chrf": 6.85}, math.nan, 1_000, "sentences"),
             ["BLEU 0.71: hardly any word is right, so the model has learned little yet; try more"],
         ),
         (MeasuredScores({"bleu": 20.0}, math.nan, 1_000, "sentences"), []),
+        # Right outputs of two words.
+        (MeasuredScores({"bleu": 0.0, "chrf": 41.05}, math.nan, 1_000, "sentences"), []),
         (
             MeasuredScores(
                 {"pearson": 0.02}, 2.3, 500, "texts", ConstantAnswer("the mean", "loss", 2.25)

@@ -33,7 +33,10 @@ RISE = 0.1
 FLAT = 0.03
 FALLING = 0.1
 WIDE = 8.0  # percent: half of an interval that hides most improvements
-LOW_BLEU = 2.0  # below, a translation has hardly a word of the reference
+# Scores below both of which a translation has hardly a word of the reference. BLEU alone is 0 for
+# right outputs of fewer than four words.
+LOW_BLEU = 2.0
+LOW_CHRF = 15.0
 FEW_ROWS = 100  # for a score of the whole set
 MANY_KNOWN = 0.2  # share of the validation rows
 REJECTED = 3  # updates
@@ -326,7 +329,8 @@ def _say_constant(measured: MeasuredScores) -> str:
 
 def _is_untrained(measured: MeasuredScores) -> bool:
     """Whether next to no words of translations are right."""
-    return measured.scores.get("bleu", math.inf) < LOW_BLEU
+    scores = measured.scores
+    return scores.get("bleu", math.inf) < LOW_BLEU and scores.get("chrf", math.inf) < LOW_CHRF
 
 
 def _say_untrained(measured: MeasuredScores) -> str:
@@ -334,7 +338,7 @@ def _say_untrained(measured: MeasuredScores) -> str:
     return f"{found}: hardly any word is right, so the model has learned little yet"
 
 
-_LONGER = "more steps (`trifold resume RUN train.steps=N`), more data or start_from=PRETRAINED"
+_LONGER = "more steps, more data or start_from=PRETRAINED"
 
 
 def _is_tiny(measured: MeasuredScores) -> bool:
