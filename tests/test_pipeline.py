@@ -129,6 +129,19 @@ def test_logits_of_text_are_those_of_its_ids(tokenizer: Tokenizer) -> None:
         assert pipe.hidden_states(TEXTS[0])[pipe.config.shape.split("-")[0]][0].shape[0] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("run_with_cache", r"use `trace\(text\)`.*docs/look\.md"),
+        ("to_str_tokens", r"use `trace\(text\)\.tokens`"),
+        ("run", "a Pipeline has no attribute 'run'$"),
+    ],
+)
+def test_methods_of_other_libraries_are_answered_with_ours(name: str, message: str) -> None:
+    with pytest.raises(AttributeError, match=message):
+        getattr(make_pipeline("decoder"), name)
+
+
 @torch.no_grad()
 def test_logits_are_the_head_of_the_last_hidden_state() -> None:
     pipe, (tokens, attend) = make_pipeline("encoder-decoder"), batch()
