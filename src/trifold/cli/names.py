@@ -122,3 +122,13 @@ def _rows(typed: Typed, path: str) -> str:
         if not re.search(r" --out \S+\.(csv|tsv|jsonl|conll)\b", options):
             options = re.sub(r" --out \S+|$", " --out FILE.csv", options, count=1)
     return f"`trifold predict {model} {shlex.quote(path)}{options}` reads its"
+
+
+def is_recipe(name: str) -> bool:
+    """Whether a name is that of an included recipe or of a recipe file, and of no folder."""
+    from trifold.recipe import recipe_names
+
+    path = Path(name)
+    if path.is_dir():
+        return False
+    return path.suffix in (".yaml", ".yml") or name in recipe_names()

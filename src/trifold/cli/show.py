@@ -1,5 +1,5 @@
 """`trifold show`: the architecture of a model, its differences from the Transformer of 2017, and
-its costs.
+its costs; or the tokens of a text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
-from trifold.cli.options import Json, argument, dtype_option, value
+from trifold.cli.names import is_recipe
+from trifold.cli.options import Json, argument, dtype_option, option_words, value
+from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.terminal import print_json, print_table
 from trifold.cli.train import Changes
 from trifold.errors import UsageError, plural, wrapped
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from trifold.recipe import Recipe
 
 PRECISIONS = ("float32", "bfloat16")
+LENGTH = 32  # tokens of a sequence
 # What the parts of the memory to train hold.
 HELD = {
     "weights": "the model, and its copy in the type of the computation",
@@ -30,13 +33,18 @@ HELD = {
     "runtime": "Python, PyTorch and the compiled loops",
 }
 EXAMPLES = (
-    "trifold show transformer-big",
     "trifold show runs/demo",
     "trifold show llama2-7b --length 2048 --precision bfloat16",
     "trifold show demo model.d_model=512 --batch-tokens 8192",
+    'trifold show runs/demo --text "I love dogs."',
 )
+PANELS = {
+    FIRST: ("batch_tokens", "length", "precision", "json"),
+    "Instead of the architecture": ("text",),
+}
 
 
+@in_panels(PANELS)
 def run(
     what: Annotated[
         str | None,
@@ -51,7 +59,9 @@ def run(
         int | None,
         value("N", "Tokens of a training batch, on each side.", min=1, show_default="4096"),
     ] = None,
-    length: Annotated[int, value("N", "Tokens of a sequence.", min=1)] = 32,
+    length: Annotated[
+        int | None, value("N", "Tokens of a sequence.", min=1, show_default="32")
+    ] = None,
     precision: Annotated[
         str | None,
         dtype_option(
@@ -62,6 +72,10 @@ def run(
             show_default="the recipe's, or float32",
         ),
     ] = None,
+    text: Annotated[
+        str | None,
+        value("TEXT", "The tokens of a text, and how it is split: merges, or scores of pieces."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Draw the architecture, compare it with the Transformer of 2017, and count parameters, FLOPs
@@ -70,14 +84,38 @@ def run(
     No weights are loaded or allocated.
     """
     if what is None:
+        _check_view(text=text)
         _list_presets(json)
         return
+    if text is not None:
+        from trifold.cli.show_text import show_text
+
+        sizes = {"batch_tokens": batch_tokens, "length": length, "precision": precision}
+        _check_unused("--text", changes or (), **sizes)
+        show_text(what, text, as_json=json)
+        return
     subject = find_subject(what, changes or ())
-    facts = collect_facts(subject, batch_tokens or subject.batch_tokens, length, precision)
+    facts = collect_facts(
+        subject, batch_tokens or subject.batch_tokens, length or LENGTH, precision
+    )
     if json:
         print_json(facts)
     else:
         _print_report(subject, facts)
+
+
+def _check_view(**views: Any) -> None:
+    """Raises UsageError for a view of a model, if none is named."""
+    words = option_words(**views)
+    if words:
+        raise UsageError(f"{words.split()[0]}: name the MODEL that it is about")
+
+
+def _check_unused(view: str, changes: Sequence[str], **options: Any) -> None:
+    """Raises UsageError for arguments that a view does not use."""
+    unused = [*changes, *option_words(**options).split()]
+    if unused:
+        raise UsageError(f"{unused[0]:.60}: {view} does not use it; leave one of them out")
 
 
 def _list_presets(json: bool) -> None:
@@ -146,7 +184,7 @@ def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
         if preset.agrees(count_parameters(config)):
             return Subject(name, config)
         return Subject(name, config, remark=f"announced as {preset.announced}")
-    if Path(what).suffix in (".yaml", ".yml") or (what in recipe_names() and not is_folder):
+    if is_recipe(what):
         return _subject_of_recipe(load_recipe(what, imports_parts=True))
     return Subject(what, read_config(resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])))
 

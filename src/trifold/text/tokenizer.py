@@ -492,6 +492,12 @@ class Tokenizer:
             pieces.append(piece)
         return pieces
 
+    def readable(self, piece: str) -> str:
+        """A part of a token in readable form, as in `pieces`."""
+        if isinstance(self.library.decoder, decoders.ByteLevel):
+            return _visible_bytes(piece)
+        return piece
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
