@@ -108,7 +108,7 @@ def _word_report(word: Word) -> dict[str, Any]:
 
 def _print_segmentation(segmentation: Segmentation) -> None:
     """Print the table of tokens, how words are split, and the merges of each word."""
-    heading = ("", "id", "token", "bytes", "of the text")
+    heading: tuple[str, ...] = ("", "id", "token", "bytes", "of the text")
     rows = [*_token_rows(segmentation)]
     scores = _scores(segmentation)
     if scores:
