@@ -718,15 +718,21 @@ def test_text_that_looks_like_another_type_stays_text(write, text):
             {"schedule": "cosine", "decay_form": "1-sqrt"},
             r"decay_form 1-sqrt has no effect with schedule cosine; remove it, or use warmup-stable-decay",
         ),
-        ({"optimizer": "sgd"}, r"train\.optimizer: .*'adamw'.*got 'sgd'"),
+        ({"optimizer": "lion"}, r"train\.optimizer: .*'adamw'.*got 'lion'"),
         ({"optimizer": "adafactor"}, r"adafactor requires learning_rate; .*0\.01"),
+        ({"optimizer": "sgd"}, r"sgd requires learning_rate; try 0\.1"),
+        (
+            {"optimizer": "sgd", "learning_rate": 0.1, "nesterov": True, "momentum": 0},
+            r"nesterov has no effect with momentum 0; set nesterov: false or momentum: 0\.9",
+        ),
+        ({"nesterov": True}, r"nesterov True has no effect with optimizer adam; .*use sgd"),
         (
             {"optimizer": "adafactor", "learning_rate": 0.01, "beta2": 0.9},
             r"beta2 0\.9 has no effect with optimizer adafactor; remove it, or use adam or adamw or muon",
         ),
         (
             {"momentum": 0.9},
-            r"momentum 0\.9 has no effect with optimizer adam; remove it, or use muon",
+            r"momentum 0\.9 has no effect with optimizer adam; remove it, or use muon or sgd",
         ),
         (
             {"optimizer": "muon", "muon_polynomial": "polar-express", "muon_iterations": 6},

@@ -49,9 +49,11 @@ DEPENDENT_KEYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "final_rate": ("schedule", tuple(FINITE_SCHEDULES)),
     **dict.fromkeys(("decay", "decay_form"), ("schedule", ("warmup-stable-decay",))),
     **dict.fromkeys(("beta1", "beta2", "epsilon"), ("optimizer", ("adam", "adamw", "muon"))),
-    "weight_decay_on": ("optimizer", ("adamw", "adafactor", "muon")),
+    "weight_decay_on": ("optimizer", ("adamw", "adafactor", "muon", "sgd")),
     **dict.fromkeys(("relative_step", "update_clip"), ("optimizer", ("adafactor",))),
-    **dict.fromkeys(("momentum", "muon_rate", "muon_scale"), ("optimizer", ("muon",))),
+    "momentum": ("optimizer", ("muon", "sgd")),
+    "nesterov": ("optimizer", ("sgd",)),
+    **dict.fromkeys(("muon_rate", "muon_scale"), ("optimizer", ("muon",))),
     **dict.fromkeys(("muon_iterations", "muon_polynomial"), ("optimizer", ("muon",))),
 }
 
@@ -88,7 +90,7 @@ class TrainSettings(Settings):
         "linear", description="warmup-stable-decay: decay form"
     )
 
-    optimizer: Literal["adam", "adamw", "adafactor", "muon"] = Field(
+    optimizer: Literal["adam", "adamw", "adafactor", "muon", "sgd"] = Field(
         "adam", description="see below the tables"
     )
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -99,7 +101,7 @@ class TrainSettings(Settings):
         None,
         description="parameters with weight decay: all; matrices (no biases, no norms); or "
         "matrices of the layers only (no embeddings, no heads). By default matrices, and "
-        "everything with adam",
+        "everything with adam and sgd",
     )
     relative_step: bool = Field(
         True, description="adafactor: multiply rates by the RMS of each parameter"
@@ -107,7 +109,10 @@ class TrainSettings(Settings):
     update_clip: float = Field(
         1.0, gt=0, description="adafactor: largest RMS of an update, before the rate"
     )
-    momentum: float = Field(0.95, ge=0, lt=1, description="muon: momentum of hidden matrices")
+    momentum: float = Field(
+        0.95, ge=0, lt=1, description="muon: momentum of hidden matrices; sgd: of all weights"
+    )
+    nesterov: bool = Field(False, description="sgd: Nesterov momentum")
     muon_rate: float = Field(
         1.0, gt=0, description="muon: rate of hidden matrices, relative to the others"
     )
@@ -303,6 +308,11 @@ class TrainSettings(Settings):
             yield Conflict(text, ways, "set it to 5 or less")
         if self.optimizer == "adafactor" and self.learning_rate is None:
             yield "adafactor requires learning_rate; its paper uses 0.01 with relative_step"
+        if self.optimizer == "sgd" and self.learning_rate is None:
+            yield "sgd requires learning_rate; try 0.1, which is far above the rates of Adam"
+        if self.nesterov and not self.momentum:
+            text = "nesterov has no effect with momentum 0"
+            yield Conflict(text, {"nesterov": False, "momentum": 0.9})
 
     def _compilation_contradictions(self) -> Iterator[Conflict]:
         if self.compile != "blocks":

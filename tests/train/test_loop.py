@@ -74,7 +74,7 @@ def test_resumed_run_equals_uninterrupted_run(run, uninterrupted, tmp_path, prec
     assert_equal_runs(outcome.folder, uninterrupted(precision))
 
 
-RATES = {"adamw": 0.001, "adafactor": 0.01, "muon": 0.002}
+RATES = {"adamw": 0.001, "adafactor": 0.01, "muon": 0.002, "sgd": 0.1}
 
 
 @pytest.mark.parametrize("optimizer", RATES)

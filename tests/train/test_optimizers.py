@@ -139,6 +139,33 @@ def test_fifty_steps_of_adam_equal_the_formulas_of_the_papers(optimizer, weight_
             torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
 
 
+# --- SGD ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_fifty_steps_of_sgd_equal_pytorch(momentum, nesterov, weight_decay):
+    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    weights, ours = make_optimizer("sgd", **options)
+    theirs = copy_parameters(weights)
+    library = torch.optim.SGD(theirs.values(), lr=1.0, foreach=False, **options)
+    step_all(weights, ours, [(library, theirs)], RATES)
+    assert_close_by_name(weights, theirs, rtol=1e-5, atol=1e-6)
+    if momentum:
+        for name, parameter in theirs.items():
+            buffer = library.state[parameter]["momentum_buffer"]
+            torch.testing.assert_close(ours.state[f"momentum.{name}"], buffer)
+
+
+def test_weight_decay_of_sgd_applies_to_its_group():
+    weights, ours = make_optimizer("sgd", weight_decay=0.1, weight_decay_on="matrices")
+    theirs = copy_parameters(weights)
+    groups = decay_groups(theirs, 0.1, lambda name, value: value.dim() >= 2)
+    library = torch.optim.SGD(groups, lr=1.0, momentum=0.95, foreach=False)
+    step_all(weights, ours, [(library, theirs)], RATES[:9])
+    assert_close_by_name(weights, theirs, rtol=1e-5, atol=1e-6)
+
+
 # --- Adafactor ------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ In reading order:
     master_weights  the fp32 vector that the optimizer changes
     flat_weights    the weights of a model that a rank has completely
     sharding        the weights of a model whose parts are on several ranks
-    optimizers      the table of optimizers: adam, adafactor, muon
+    optimizers      the table of optimizers: adam, adafactor, muon, sgd
     moving_average  the average of the weights
     rejected        which updates are rejected
     recovery        what follows a rejected update

@@ -24,7 +24,7 @@ from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
 
 # Optimizers that update each element independently, so that sharding may split tensors anywhere.
-ELEMENTWISE = ("adam", "adamw")
+ELEMENTWISE = ("adam", "adamw", "sgd")
 
 
 class Machine(NamedTuple):

@@ -32,7 +32,7 @@ RUNTIME = 450 * 2**20  # interpreter, PyTorch and compiled loops; measured
 TOKEN_BYTES = 32  # of the tensors of a batch, for each token
 BATCH_BYTES = 2**12  # of their headers
 # Bytes of optimizer state per parameter, at most.
-OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8}
+OPTIMIZER_BYTES = {"adam": 8, "adamw": 8, "adafactor": 1, "muon": 8, "sgd": 4}
 
 
 class TrainingMemory(NamedTuple):

@@ -14,8 +14,9 @@ from trifold.train.adafactor import Adafactor
 from trifold.train.adam import Adam
 from trifold.train.master_weights import MasterWeights
 from trifold.train.muon import Muon
+from trifold.train.sgd import SGD
 
-Optimizer: TypeAlias = Adam | Adafactor | Muon
+Optimizer: TypeAlias = Adam | Adafactor | Muon | SGD
 
 # The values of train.optimizer.
 OPTIMIZERS: dict[str, Callable[[MasterWeights, TrainSettings], Optimizer]] = {
@@ -23,6 +24,7 @@ OPTIMIZERS: dict[str, Callable[[MasterWeights, TrainSettings], Optimizer]] = {
     "adamw": Adam,
     "adafactor": Adafactor,
     "muon": Muon,
+    "sgd": SGD,
 }
 # The kinds of state in a checkpoint, which tell the optimizers apart.
 STATE_KINDS: dict[str, frozenset[str]] = {
@@ -30,6 +32,7 @@ STATE_KINDS: dict[str, frozenset[str]] = {
     "adamw": frozenset({"step", "exp_avg", "exp_avg_sq"}),
     "adafactor": frozenset({"step", "row", "column", "square"}),
     "muon": frozenset({"step", "exp_avg", "exp_avg_sq", "momentum"}),
+    "sgd": frozenset({"step", "momentum"}),
 }
 
 
