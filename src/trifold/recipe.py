@@ -33,6 +33,7 @@ from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.defaults import complete, complete_recorded
 from trifold.objectives.objective import ObjectiveSettings
+from trifold.objectives.scheduled_sampling import fitting_k
 from trifold.settings import Conflict, Settings, nearest, warn
 from trifold.suggest import check_arguments, no_recipe_error
 from trifold.text import TokenizerSettings
@@ -514,6 +515,7 @@ def load_recipe(
         complete_recorded(values)
     else:
         lines += _complete(values, written)
+        lines += _fit_sampling(values)
     lines += settle(values, written)
     try:
         recipe = Recipe.parse(values)
@@ -564,6 +566,22 @@ def _complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     except TrifoldError:
         _check_keys(values)
         raise
+
+
+def _fit_sampling(values: Mapping[str, Any]) -> Iterator[str]:
+    """Choose the constant of scheduled sampling, so that the share is reached at the last step. A
+    line about it.
+    """
+    task = values.get("task")
+    group = task.get("scheduled_sampling") if isinstance(task, Mapping) else None
+    if not isinstance(group, dict) or group.get("k") is not None:
+        return
+    with suppress(SettingsError):  # which `Recipe` reports
+        steps = TrainSettings.parse(values.get("train") or {}).steps
+        k = fitting_k(group, steps)
+        if k is not None:
+            group["k"] = k
+            yield f"for {steps:,} steps: task.scheduled_sampling.k={k:g}"
 
 
 def _check_keys(values: Mapping[str, Any]) -> None:

@@ -100,6 +100,11 @@ def test_resumed_run_equals_uninterrupted_run_with_bpe_dropout(assert_resumable,
     assert checkpoint.load(last).progress["epoch"] >= 1
 
 
+def test_resumed_run_equals_uninterrupted_run_with_scheduled_sampling(assert_resumable):
+    sampling = {"share": 0.9, "schedule": "inverse-sigmoid", "first": 3, "k": 2.0}
+    assert_resumable((5,), task__scheduled_sampling=sampling)
+
+
 def test_run_continued_for_more_steps_equals_a_longer_run(run, tmp_path):
     run("short", train__steps=6)
     run("short", resume="auto", train__steps=12)

@@ -280,6 +280,9 @@ class Distill(Objective):
     def batch(self, examples: Any, rows: Ids, width: int | None = None, *, draw: int = 0) -> Batch:
         return self.objective.batch(examples, rows, width, draw=draw)
 
+    def at_step(self, batch: Any, step: int) -> Any:
+        return self.objective.at_step(batch, step)
+
     def evaluate(
         self, model: Transformer, rows: Any, examples: Any, context: EvalContext
     ) -> Evaluation:

@@ -359,6 +359,12 @@ class Objective(ABC):
         number, and do not depend on the other examples.
         """
 
+    def at_step(self, batch: Any, step: int) -> Any:
+        """The batch as training uses it in update number `step`, counted from 1. Validation does
+        not call it.
+        """
+        return batch
+
     def counts(self, batch: Any) -> dict[str, int]:
         """The count of each loss term, known before the forward pass."""
         return {"tokens": batch.tokens}

@@ -27,6 +27,7 @@ from trifold.nn.packing import Packing
 from trifold.objectives.batch import Batch, LossTerm, pack_rows, token_loss
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
+from trifold.objectives.scheduled_sampling import ScheduledSampling
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
 from trifold.scores import SCORES, Score
@@ -58,8 +59,8 @@ class TranslateSettings(ObjectiveSettings):
 
     kind: Literal["translate"] = "translate"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    scheduled_sampling: float = Field(
-        0.0, ge=0, lt=1, description="share of predicted decoder inputs"
+    scheduled_sampling: ScheduledSampling = Field(
+        ScheduledSampling(), description="how many decoder inputs are predictions of the model"
     )
     best_by: Literal["bleu", "chrf", "exact_match", "loss"] = "bleu"
     tokenize: str = Field(
@@ -169,10 +170,14 @@ class SourceTargetExamples:
 class SourceTargetBatch(Batch):
     """Packed rows: inputs of the encoder; target, those of the decoder; labels (N,): the token to
     predict at each position of the decoder's packed row, -1 in padding.
+
+    chances: with scheduled sampling, (N,) numbers in [0, 1); where one is below the share of the
+    step, `sampled` is true and the decoder reads its own prediction.
     """
 
     target: Inputs
-    sampled: Tensor | None = None  # (N,) whether the decoder reads its own prediction there
+    chances: Tensor | None = None
+    sampled: Tensor | None = None
 
 
 class Translate(Objective):
@@ -222,17 +227,28 @@ class Translate(Objective):
         batch = SourceTargetBatch(
             source, labels, packing.n_real, Inputs(shifted[None], packing=packing)
         )
-        share = getattr(self.settings, "scheduled_sampling", 0.0)  # a setting of translation only
-        if not share:
+        if not self._sampling.share:
             return batch
-        return replace(batch, sampled=_draw_sampled(packing, rows, share, draw))
+        return replace(batch, chances=_draw_chances(packing, rows, draw))
+
+    @property
+    def _sampling(self) -> ScheduledSampling:
+        """The schedule of sampling, which is a setting of translation only."""
+        none = ScheduledSampling()
+        return getattr(self.settings, "scheduled_sampling", none)
+
+    def at_step(self, batch: SourceTargetBatch, step: int) -> SourceTargetBatch:
+        share = self._sampling.share_at(step)
+        if not share or batch.chances is None:
+            return batch
+        return replace(batch, sampled=batch.chances < share)
 
     # --- loss, scores -----------------------------------------------------------------------------
 
     def loss(self, model: Transformer, batch: SourceTargetBatch) -> dict[str, LossTerm]:
         target = batch.target
         smoothing = self.settings.label_smoothing
-        if batch.sampled is not None and model.training:  # two passes: Mihaylova & Martins 2019
+        if batch.sampled is not None:  # two passes: Mihaylova & Martins 2019
             assert model.lm_head is not None
             with torch.no_grad():
                 parts = model(batch.inputs, target)[0].split(1024)
@@ -280,16 +296,16 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None) -> Rag
     return with_end(tokenizer, encoded)
 
 
-def _draw_sampled(packing: Packing, rows: Ids, share: float, draw: int) -> Tensor:
-    """(N,) at which positions of the packed row the decoder reads its own prediction: never at the
-    start of a row, else with probability `share`.
+def _draw_chances(packing: Packing, rows: Ids, draw: int) -> Tensor:
+    """(N,) uniform numbers in [0, 1), a function of draw and example; 1 at the start of a row and
+    in padding, which are never sampled.
     """
-    sampled = torch.zeros(packing.length, dtype=torch.bool)
+    chances = torch.ones(packing.length, dtype=torch.float64)
     bounds = pairwise(packing.starts.tolist())
     for row, (start, end) in zip(rows.tolist(), bounds, strict=True):
-        drawn = example_rng(draw, row).random(end - start - 1) < share
-        sampled[start + 1 : end] = torch.from_numpy(drawn)
-    return sampled
+        drawn = example_rng(draw, row).random(end - start - 1)
+        chances[start + 1 : end] = torch.from_numpy(drawn)
+    return chances
 
 
 def with_end(tokenizer: Tokenizer, encoded: Sequence[Sequence[int]]) -> Ragged:

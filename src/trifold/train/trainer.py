@@ -155,7 +155,8 @@ class Trainer:
         `_count`.
         """
         with self._replica(step, micro) as model:
-            terms = self.objective.loss(model, batch.to(self.machine.device))
+            on_device = self.objective.at_step(batch.to(self.machine.device), step)
+            terms = self.objective.loss(model, on_device)
             parts = [term.weight * term.sum / totals[name] for name, term in terms.items()]
             torch.stack(parts).sum().backward()
         tokens = terms["tokens"]
