@@ -26,8 +26,10 @@ from trifold.hub import families, rules
 from trifold.hub.families import FAMILIES
 from trifold.look.comparison import differences
 from trifold.look.walkthrough import ArithmeticStep, teaching_model, walkthrough
+from trifold.nn.config import OrRegistered
 from trifold.nn.parts import Part, place_of
 from trifold.nn.presets import PRESETS
+from trifold.nn.registry import registered
 from trifold.nn.variants import VARIANTS, ModelConfig
 from trifold.objectives import KINDS as TASK_KINDS, settings_class
 from trifold.recipe import Recipe
@@ -184,7 +186,17 @@ def _key(name: str, field: FieldInfo, comments: dict[str, str]) -> Key:
     if not meaning:
         raise SystemExit(f"{name}: no meaning; give the field a description")
     default = "required" if field.is_required() else _code(field.default)
-    return Key(name, _type(field), default, meaning)
+    return Key(name, ", ".join([_type(field), *_registered(name, field)]), default, meaning)
+
+
+def _registered(name: str, field: FieldInfo) -> Iterator[str]:
+    """The values of parts that the type of the field does not list."""
+    if OrRegistered not in field.metadata:
+        return
+    listed = _words(field.annotation)
+    for part in registered():
+        if part.key == name.rpartition(".")[2] and part.value and part.value not in listed:
+            yield _code(part.value)
 
 
 def _comments(cls: type[Settings]) -> dict[str, str]:

@@ -32,7 +32,7 @@ from trifold.nn.parts import (
     FeedForwardPart,
     PositionsPart,
     ScoresPart,
-    classical,
+    cross_attention,
     part_of,
     rules_of,
 )
@@ -136,7 +136,7 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Parame
     yield from _rows(config, iter([attention]))
     if crosses:
         reads = "E" if memory_width == config.d_model else "U"
-        formula = f"L·{total(formulas.attention(config, reads))}"
+        formula = f"L·{total(cross_attention(config).cross_terms(config, reads))}"
         yield _row(config, "decoder cross-attention", formula, L=blocks, U=memory_width)
     yield from _rows(config, part_of(FeedForwardPart, config).parameters(config, side, blocks))
     yield from _rows(config, block.parameters(config, side))
@@ -282,8 +282,8 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     }
     if config.shape == "encoder-decoder":
         sized = config.decoder_side
-        attention = classical(AttentionPart)
-        keys_values = 2 * sized.d_model * sized.kv_heads * sized.head_width
+        attention = cross_attention(sized)
+        keys_values = sized.d_model * attention.cached_per_token(sized)
         queries = attention.matrices(sized) - keys_values
         queries += attention.per_key(sized) * source_length
         # Keys and values read states of the encoder.
@@ -360,7 +360,8 @@ def inference_memory(config: ModelConfig, precision: str = "float32") -> Inferen
     size = BYTES[precision]
     per_source_token = 0
     if config.shape == "encoder-decoder":
-        per_source_token = 2 * config.decoder_layers * side.kv_heads * side.head_width
+        keys_values = cross_attention(side).cached_per_token(side)
+        per_source_token = config.decoder_layers * keys_values
     return InferenceMemory(
         weights=size * count_parameters(config),
         cache_per_source_token=size * per_source_token,
@@ -433,7 +434,7 @@ def request_memory(config: ModelConfig, work: Workload, itemsize: int = 4) -> Re
     cached = GROWTH * outputs * cached_elements(config, work.cached) if work.cached else 0
     if work.cached and config.shape == "encoder-decoder":
         side_of_cache = config.decoder_side
-        keys_values = 2 * side_of_cache.kv_heads * side_of_cache.head_width
+        keys_values = cross_attention(side_of_cache).cached_per_token(side_of_cache)
         cached += work.rows * work.source * config.decoder_layers * keys_values
     # Those of the model; of a trace also their probabilities; of a search also a copy.
     copies = 1 + work.is_watched + 2 * bool(work.cached)
@@ -459,7 +460,8 @@ def _state_elements(config: ModelConfig, tokens: int, memory: int) -> int:
     """
     width, more = part_of(FeedForwardPart, config).saved(config)
     feed_forward = (3 + config.gated) * width + more * config.d_model // 2  # half is freed before
-    vectors = 4 * config.n_heads * config.head_width + 2 * config.kv_heads * config.head_width
+    widths = config.head_width + config.value_width
+    vectors = (2 * config.n_heads + config.kv_heads) * widths
     streams = part_of(BlockPart, config).streams
     per_state = (4 + streams) * config.d_model + max(feed_forward, vectors)
     return per_state * part_of(AttentionPart, config).rows(config, tokens) // max(tokens, 1)
@@ -483,7 +485,7 @@ def _pair_elements(config: ModelConfig, side: str, tokens: int, memory: int, wor
         offsets = part_of(ScoresPart, config).held_offsets(config, near, keys)
         per_query.append(scores + offsets + mask * near)
     if memory:
-        scores = classical(AttentionPart).held_scores(config, memory)
+        scores = cross_attention(config).held_scores(config, memory)
         per_query.append(max(scores, config.n_heads * memory * work.is_watched))
     return tokens * max(per_query)
 
@@ -494,8 +496,9 @@ def _recorded_elements(config: ModelConfig, tokens: int, memory: int, work: Work
         return 0
     attention = part_of(AttentionPart, config)
     width, _ = part_of(FeedForwardPart, config).saved(config)
-    queries = 2 * config.n_heads * config.head_width  # and the weighted sums
-    keys = 2 * config.kv_heads * config.head_width  # and the values
+    widths = config.head_width + config.value_width
+    queries = config.n_heads * widths  # and the weighted sums
+    keys = config.kv_heads * widths  # and the values
     streams = part_of(BlockPart, config).streams
     per_token = config.d_model * (2 + streams) + width + queries + keys
     per_layer = attention.rows(config, tokens) * per_token

@@ -122,6 +122,16 @@ def test_a_model_without_a_family_stays_native(make_model: Make, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
 
 
+def test_the_message_names_the_settings_that_no_family_has(
+    make_model: Make, tmp_path: Path
+) -> None:
+    decoder = {"shape": "decoder", "positions": "learned", "norm_placement": "pre"}
+    gpt2 = {"activation": "gelu-tanh", "attention_bias": True, "scale_embeddings": False}
+    save_model(tmp_path / "old", make_model(**decoder, **gpt2, d_value=3))
+    with pytest.raises(CheckpointError, match=r"would fit \w+ with model.d_value=null"):
+        convert(tmp_path / "old", tmp_path / "other", to="hugging-face")
+
+
 def test_class_names_are_kept(reference: Any, tmp_path: Path) -> None:
     _, folder = reference("bert")
     convert(folder, tmp_path / "a", to="native")

@@ -39,7 +39,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder-decoder: two widths, relative": (
         "encoder-decoder, two widths, narrow embeddings, token types, relative, score cap, shared keys, norm of heads, global tokens, rms, gated",
-        "pre, scaled residuals, final norms, learned and relative",
+        "pre, scaled residuals, final norms, learned and relative, wide values",
     ),
     "encoder-decoder: two widths, alibi": (
         "encoder-decoder, two widths, alibi, scale by layer, norm of queries, global tokens, sandwich",
@@ -77,9 +77,13 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "encoder-decoder, no positions, norm of queries, sparse blocks",
         "",
     ),
+    "encoder-decoder: two widths, additive": (
+        "encoder-decoder, two widths, token types",
+        "additive, wide values, biases of projections",
+    ),
     "encoder: relative sinusoids": (
         "encoder, relative sinusoids, segment offsets, score cap, scale by layer, shared keys, norm of queries, window, convolution, classes",
-        "own distances, pooled classes, activation gelu, scaled residuals",
+        "own distances, pooled classes, activation gelu, scaled residuals, wide values",
     ),
     "encoder: patches": (
         "encoder, shared blocks, patches, rotary, rotary by length, rotary pattern, local theta, sinks, score cap, norm of heads, sparse blocks, reversible",
@@ -99,7 +103,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: disentangled": (
         "encoder, narrow embeddings, token types, disentangled, sinks, score cap, scale by layer, norm of queries, sparse blocks, rms, parallel, gated, gate limit, untied, classes",
-        "shared distances, one relative score, two parallel norms, learned and relative",
+        "shared distances, one relative score, two parallel norms, learned and relative, wide values",
     ),
     "encoder: patches, learned positions": (
         "encoder, patches, learned positions, low rank, scale by layer, shared keys, norm of queries, rms, reversible, gated, gate limit, untied, classes",
@@ -115,7 +119,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: alibi": (
         "encoder, alibi, sinks, norm of heads, sparse blocks, gate limit, experts, convolution, classes",
-        "rounded alibi, repeated first block, final norms, unscaled embeddings",
+        "rounded alibi, repeated first block, final norms, unscaled embeddings, wide values",
     ),
     "encoder: rotary, low rank": (
         "encoder, shared blocks, narrow embeddings, token types, rotary, rotary pattern, local theta, low rank, norm of heads, sandwich, experts",
@@ -131,7 +135,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: two streams": (
         "encoder, two streams, score cap, scale by layer, norm of queries, window, classes",
-        "pre",
+        "pre, wide values",
     ),
     "encoder: learned positions": (
         "encoder, learned positions, lsh, scale by layer, convolution",
@@ -147,11 +151,11 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: relative": (
         "encoder, relative, sparse blocks, convolution",
-        "",
+        "wide values",
     ),
     "encoder: patches, alibi": (
         "encoder, patches, alibi, reversible",
-        "rounded alibi",
+        "rounded alibi, additive",
     ),
     "encoder: patches, rotary": (
         "encoder, patches, rotary, rotary pattern, local theta, elu, rms, reversible, gated, untied, classes",
@@ -159,7 +163,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: no positions, low rank": (
         "encoder, no positions, low rank, parallel",
-        "",
+        "wide values",
     ),
     "encoder: disentangled, global tokens": (
         "encoder, disentangled, window, global tokens, experts, convolution",
@@ -175,7 +179,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: spans": (
         "encoder, spans, sandwich",
-        "sinusoids of tensor2tensor",
+        "sinusoids of tensor2tensor, wide values",
     ),
     "encoder: learned positions, global projections": (
         "encoder, learned positions, global projections, parallel",
@@ -183,7 +187,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: learned positions, summaries": (
         "encoder, learned positions, score cap, summaries, reversible",
-        "",
+        "wide values",
     ),
     "encoder: global projections": (
         "encoder, global projections, convolution",
@@ -195,7 +199,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "decoder: rotary": (
         "decoder, rotary, rotary by length, rotary pattern, local theta, scale by layer, shared keys, norm of queries, parallel",
-        "activation gelu, two parallel norms, dynamic scaling, unscaled embeddings",
+        "activation gelu, two parallel norms, dynamic scaling, unscaled embeddings, wide values",
     ),
     "decoder: alibi": (
         "decoder, shared blocks, narrow embeddings, token types, alibi, score cap, shared keys, window, window pattern, rms, parallel, gated, untied",
@@ -203,7 +207,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "decoder: elu": (
         "decoder, shared blocks, narrow embeddings, elu, shared keys, parallel",
-        "activation relu2, halves of sinusoids, projected tokens, favor",
+        "activation relu2, halves of sinusoids, projected tokens, favor, wide values",
     ),
     "decoder: relative": (
         "decoder, shared blocks, relative, parallel",
@@ -211,7 +215,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "decoder: no positions": (
         "decoder, narrow embeddings, token types, no positions, sinks, score cap, scale by layer, norm of heads, recurrence, sandwich, rms, gated, gate limit, untied, classes",
-        "no first norm, projected tokens, capped logits, wide heads",
+        "no first norm, projected tokens, capped logits, wide heads, wide values",
     ),
     "decoder: learned positions": (
         "decoder, shared blocks, narrow embeddings, token types, learned positions, spans, norm of queries, reversible",
@@ -224,6 +228,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
     "decoder: no positions, lsh": (
         "decoder, no positions, lsh, reversible",
         "only lsh",
+    ),
+    "decoder: relative, additive": (
+        "decoder, relative, shared keys",
+        "additive",
     ),
     "decoder: latent": (
         "decoder, latent, experts",

@@ -91,6 +91,7 @@ EXAMPLES: dict[str, Any] = {
     "summary_block": {"shape": "encoder", "sliding_window": 7, "summary_block": 4},
     "sparse_blocks": {"shape": "encoder", "sparse_blocks": {}},
     "recurrence": {"shape": "decoder", "positions": "none", "recurrence": {"size": 4, "reach": 2}},
+    "d_value": {"d_value": 7},
     "logits_scale": {"logits_scale": 0.5},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},

@@ -33,6 +33,28 @@ def test_multi_head_attention_concatenates_its_heads(bias: bool) -> None:
     close(layer(x, mask=Mask()), layer.o_proj(torch.cat(heads, -1)))
 
 
+@pytest.mark.parametrize("shared", [6, 2])
+def test_values_may_have_another_width_than_keys(shared: int) -> None:
+    """head_i = softmax(q_i K_iᵀ / √d_k) V_i with V_i = x W_i^V of width d_v (Vaswani et al. 2017,
+    section 3.2.2), in float64.
+    """
+    layer = attention(d_value=7, n_kv_heads=shared, attention_bias=True).double()
+    x = torch.randn(2, 5, 24, dtype=torch.float64)
+    heads = []
+    for i in range(6):
+        own = i * shared // 6
+        q = x @ layer.q_proj.weight[4 * i : 4 * i + 4].T + layer.q_proj.bias[4 * i : 4 * i + 4]
+        k = x @ layer.k_proj.weight[4 * own : 4 * own + 4].T
+        k = k + layer.k_proj.bias[4 * own : 4 * own + 4]
+        v = x @ layer.v_proj.weight[7 * own : 7 * own + 7].T
+        v = v + layer.v_proj.bias[7 * own : 7 * own + 7]
+        heads.append(torch.softmax(q @ k.mT / 4**0.5, -1) @ v)
+    merged = torch.cat(heads, -1)
+    expected = merged @ layer.o_proj.weight.T + layer.o_proj.bias
+    torch.testing.assert_close(layer(x, mask=Mask()), expected, rtol=1e-12, atol=1e-12)
+    assert layer.o_proj.weight.shape == (24, 6 * 7)
+
+
 def test_grouped_key_heads_equal_repeated_key_heads() -> None:
     grouped, full = attention(n_kv_heads=2), attention()
     full.q_proj, full.o_proj = grouped.q_proj, grouped.o_proj

@@ -213,6 +213,8 @@ def supported_packings(
         return None
     if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
         return None
+    if layer.value_width != layer.head_width:
+        return None
     if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
         return None
     if mask.keys is not None and mask.keys is not keys.attend:

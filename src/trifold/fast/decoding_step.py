@@ -169,7 +169,7 @@ def _has_instructions(module: nn.Module) -> bool:
     if type(module) not in SUPPORTED:
         return False
     if isinstance(module, Attention):
-        return module.sinks is None
+        return module.sinks is None and module.value_width == module.head_width
     if isinstance(module, FeedForward):
         name = module.activation_name
         is_known = name in ACTIVATION_CODES and module.activation is ACTIVATIONS.get(name)

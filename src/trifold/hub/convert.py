@@ -25,6 +25,7 @@ from trifold.hub.files import write_json
 from trifold.hub.folder import (
     families_for,
     folder_with,
+    nearest_family,
     read_generation_settings,
     read_settings,
     write_settings,
@@ -161,9 +162,11 @@ def _target(
     for family in families_for(config, came_from):
         if family.model_type != NATIVE or to is None:
             return family
+    nearest = nearest_family(config)
+    fits = f" (it would fit {nearest})" if nearest else ""
     raise CheckpointError(
-        f"{old}: no Hugging Face family has all of its parts; leave out --to to keep the native "
-        "form"
+        f"{old}: no Hugging Face family has all of its parts{fits}; leave out --to to keep the "
+        "native form"
     )
 
 

@@ -275,6 +275,7 @@ def _default_heads(config: ModelConfig) -> tuple[Head, ...]:
 NONE_MEANS: dict[str, Callable[[ModelConfig], Any]] = {
     "n_kv_heads": lambda config: config.n_heads,
     "d_head": _default_head,
+    "d_value": _of_both(lambda side: side.head_width),
     **{of_decoder: attrgetter(shared) for of_decoder, shared in DECODER_SIZES.items()},
     "n_decoder_kv_heads": lambda config: config.n_kv_heads or config.decoder_side.n_heads,
     "d_decoder_head": lambda config: config.d_head or _default_head(config.decoder_side),

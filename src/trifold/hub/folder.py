@@ -108,16 +108,31 @@ def describe_misfit(config: ModelConfig, start: AnyPath | None = None) -> str:
     if {} in changes_for.values():  # a family that needs no change; None: it cannot be changed to
         return ""
     note = "transformers cannot load this model, which fits none of its families"
+    if nearest := _nearest(changes_for, start_family):
+        return f"{note}; it fits {nearest}"
+    return note
+
+
+def nearest_family(config: ModelConfig) -> str:
+    """The Hugging Face family that needs the fewest changes of settings, and these; "" if there is
+    none.
+    """
+    changes_for = {
+        name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE
+    }
+    return _nearest(changes_for, None)
+
+
+def _nearest(changes_for: Mapping[str, Mapping[str, Any] | None], start: str | None) -> str:
+    """The family with the fewest changes, with them as arguments. start: the only one allowed."""
     possible = {
-        name: changes
-        for name, changes in changes_for.items()
-        if changes and start_family in (None, name)
+        name: changes for name, changes in changes_for.items() if changes and start in (None, name)
     }
     if not possible:
-        return note
+        return ""
     nearest = min(possible, key=lambda name: len(possible[name]))
     changes = [f"model.{key}={_as_argument(value)}" for key, value in possible[nearest].items()]
-    return f"{note}; it fits {nearest} with {' '.join(changes)}"
+    return f"{nearest} with {' '.join(changes)}"
 
 
 def _as_argument(value: object) -> str:

@@ -89,9 +89,8 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Untr
         what = f"{routed} layers of {experts.count} experts"
         raise CheckpointError(f"{place}: {what}, but the weights have {elements} elements")
     for side in config.stacks.values():
-        widest = max(
-            side.d_ff, side.vocab_size, side.output_vocab_size, side.n_heads * side.head_width
-        )
+        heads = side.n_heads * max(side.head_width, side.value_width)
+        widest = max(side.d_ff, side.vocab_size, side.output_vocab_size, heads)
         width = max(side.d_model, config.d_model)
         if widest * width > 2**48:
             raise CheckpointError(f"{place}: a matrix of {widest} x {width} is too large")

@@ -154,6 +154,11 @@ def _attention(config: ModelConfig) -> Iterator[str]:
     if phrase := _BIASES.get((config.attention_bias, config.out_bias)):
         yield phrase
     yield from dict.fromkeys(
+        f"values of width {stack.value_width} (d_v ≠ d_k)"
+        for stack in config.stacks.values()
+        if stack.value_width != stack.head_width
+    )
+    yield from dict.fromkeys(
         f"{stack.n_heads} query heads share {plural(stack.kv_heads, 'key/value head')}"
         for stack in config.stacks.values()
         if stack.kv_heads != stack.n_heads

@@ -143,6 +143,8 @@ def _heads(config: ModelConfig) -> str:
     heads = f"{config.n_heads} heads of {config.head_width}"
     if config.kv_heads != config.n_heads:
         heads += f", {config.kv_heads} of keys and values"
+    if config.value_width != config.head_width:
+        heads += f", values of {config.value_width}"
     return heads
 
 

@@ -235,7 +235,10 @@ class _StepRecorder(list[ArithmeticStep]):
             y: Tensor = layer.explain(self, x, inputs, name)
             return y
         if type(layer) is not Attention:  # one step
-            y = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary)
+            if name.endswith("cross_attention"):
+                y = layer(x, inputs.memory, mask=inputs.memory_mask)
+            else:
+                y = layer(x, mask=inputs.mask, bias=inputs.bias, rotary=inputs.rotary)
             return self.add("attention", formula_of(layer), y, x=x)
         point = f"{name}.sublayer"
         kind = ""
@@ -248,17 +251,17 @@ class _StepRecorder(list[ArithmeticStep]):
             k = split_heads(
                 layer.normed(layer.k_norm, layer.k_proj(inputs.memory)), layer.head_width
             )
-            v = split_heads(layer.v_proj(inputs.memory), layer.head_width)
+            v = split_heads(layer.v_proj(inputs.memory), layer.value_width)
         else:
             k = self.keys(layer, x, inputs.rotary)
             self.equals(f"{point}.keys")
-            v = self.linear("value", layer.v_proj, x, f"{point}.values", layer.head_width)
+            v = self.linear("value", layer.v_proj, x, f"{point}.values", layer.value_width)
         q, k, v = share_keys(q, k, v)
         s = self.scores(layer, q, k, f"{kind}scores")
         s = self.masked(s, inputs.mask, bias)
         self.equals(f"{point}.scores")
         a = self.weights(layer, s, f"{point}.pattern")
-        values = v.transpose(1, 2)[0].flatten(1)  # (S, H·D)
+        values = v.transpose(1, 2)[0].flatten(1)  # (S, H·Y)
         y = self.add("weighted sum", "Σ a_j · v_j", a @ v, f"{point}.heads", a=a, values=values)
         return self.linear(f"{kind}output", layer.o_proj, merge_heads(y))
 

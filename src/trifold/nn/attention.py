@@ -1,7 +1,8 @@
 """Attention(Q, K, V) = softmax(Q Kᵀ / √d_k + mask) V              (Vaswani et al. 2017, equation 1)
 MultiHead: head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V), concatenated, times W^O    (section 3.2.2)
 
-Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head size, E model width.
+Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head size, Y value size
+(by default D), E model width.
 """
 
 import math
@@ -31,7 +32,7 @@ def split_heads(x: Tensor, width: int) -> Tensor:
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, T, D) -> (B, T, H·D)."""
+    """(B, H, T, Y) -> (B, T, H·Y)."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -77,8 +78,8 @@ class AttentionLayer(nn.Module):
         return self.o_proj(ops.attention(self, x, memory, inputs))
 
     def attend(self, x: Tensor, memory: Tensor | None, inputs: AttentionInputs) -> Tensor:
-        """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·D), or
-        packed (1, N, H·D).
+        """Project, rotate, cache, attend: x (B, T, E) -> all heads, concatenated (B, T, H·Y), or
+        packed (1, N, H·Y).
         """
         raise NotImplementedError
 
@@ -92,8 +93,9 @@ class Attention(AttentionLayer):
     Queries and keys may be normalized, each head or all heads together (Henry et al. 2020,
     "QK-norm").
 
-    Hook points: `queries` (B, H, T, D), `keys` and `values` (B, H', S, D) as they enter equation 1;
-    `scores` and `pattern` (B, H, T, S) before and after the softmax; `heads` (B, H, T, D), the
+    Hook points: `queries` (B, H, T, D), `keys` (B, H', S, D) and `values` (B, H', S, Y) as they
+    enter equation 1;
+    `scores` and `pattern` (B, H, T, S) before and after the softmax; `heads` (B, H, T, Y), the
     weighted sums. Rows that share a row of keys, as beams share a memory, count as its queries:
     scores are then (B', H, B / B' · T, S).
     """
@@ -109,11 +111,13 @@ class Attention(AttentionLayer):
         bias = config.attention_bias
         read = memory_width or config.d_model
         self.head_width = width
+        self.value_width = config.value_width
         self.groups = config.n_heads // config.kv_heads
         self.q_proj = Linear(config.d_model, config.n_heads * width, bias=bias)
         self.k_proj = Linear(read, config.kv_heads * width, bias=bias)
-        self.v_proj = Linear(read, config.kv_heads * width, bias=bias)
-        self.o_proj = Linear(config.n_heads * width, config.d_model, bias=config.out_bias)
+        self.v_proj = Linear(read, config.kv_heads * self.value_width, bias=bias)
+        merged = config.n_heads * self.value_width
+        self.o_proj = Linear(merged, config.d_model, bias=config.out_bias)
         self.q_norm = _new_qk_norm(config, config.n_heads)
         self.k_norm = _new_qk_norm(config, config.kv_heads)
         self.sinks = nn.Parameter(torch.empty(config.n_heads)) if config.attention_sinks else None
@@ -159,8 +163,8 @@ class Attention(AttentionLayer):
         return self.attend_heads(q, k, v, inputs)
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Queries (B, H, T, D), keys and values (B', H', S, D) -> all heads, concatenated (B, T,
-        H·D), or packed (1, N, H·D).
+        """Queries (B, H, T, D), keys (B', H', S, D) and values (B', H', S, Y) -> all heads,
+        concatenated (B, T, H·Y), or packed (1, N, H·Y).
         """
         q, bias = self.queries_and_bias(q, k, inputs.bias)
         if self.watched:
@@ -173,8 +177,8 @@ class Attention(AttentionLayer):
         return inputs.mask.flat(merge_heads(heads))
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Equation 1 for all heads: q (B, H, T, D), k and v (B', H', S, D) -> (B, H, T, D). The
-        bias is final.
+        """Equation 1 for all heads: q (B, H, T, D), k (B', H', S, D), v (B', H', S, Y) ->
+        (B, H, T, Y). The bias is final.
         """
         bias = inputs.bias
         assert bias is None or isinstance(bias, Tensor | PairBias), "see `queries_and_bias`"
@@ -211,8 +215,8 @@ class Attention(AttentionLayer):
         q, k, v = ops.linears(x, (self.q_proj, self.k_proj, self.v_proj))
         q = self.normed(self.q_norm, q)
         k = self.normed(self.k_norm, k)
-        q, k, v = (self.split(mask.grid(y)) for y in (q, k, v))
-        return q, k, v
+        q, k = (self.split(mask.grid(y)) for y in (q, k))
+        return q, k, split_heads(mask.grid(v), self.value_width)
 
     def normed(self, norm: nn.Module | None, x: Tensor) -> Tensor:
         """x (B, T, H·D), normalized over heads or over all dimensions."""
@@ -228,7 +232,8 @@ class Attention(AttentionLayer):
         if cache is not None and cache.memory is not None:
             return cache.memory
         k, v = ops.linears(memory, (self.k_proj, self.v_proj))
-        k, v = (self.split(mask.key_grid(y)) for y in (self.normed(self.k_norm, k), v))
+        k = self.split(mask.key_grid(self.normed(self.k_norm, k)))
+        v = split_heads(mask.key_grid(v), self.value_width)
         if cache is not None:
             cache.memory = k, v
         return k, v
@@ -250,9 +255,13 @@ class SoftmaxPart(AttentionPart):
     """Attention as in the paper."""
 
     is_packed = True
+    crosses = True
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
         return Attention(config, layer)
+
+    def new_cross(self, config: CoreConfig, layer: int, memory_width: int) -> nn.Module:
+        return Attention(config, layer, memory_width=memory_width)
 
 
 set_classical(SoftmaxPart())

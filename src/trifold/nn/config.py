@@ -109,6 +109,9 @@ class CoreConfig(Settings):
     d_decoder_head: int | None = Field(
         None, gt=0, description="d_head of the decoder; default: d_head"
     )
+    d_value: int | None = Field(
+        None, gt=0, description="width of a value (d_v); default: that of a head (d_k)"
+    )
     d_ff: int = Field(2048, gt=0)
     d_decoder_ff: int | None = Field(None, gt=0, description="d_ff of the decoder; default: d_ff")
     token_projection: bool = Field(
@@ -360,6 +363,10 @@ class CoreConfig(Settings):
     @property
     def head_width(self) -> int:
         return self.d_head or self.d_model // self.n_heads
+
+    @property
+    def value_width(self) -> int:
+        return self.d_value or self.head_width
 
     @property
     def kv_heads(self) -> int:

@@ -1,7 +1,7 @@
 """Formulas of the numbers of parameters, as texts of letters.
 
-V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value heads, D head size, P
-positions, W embedding width, L blocks. A part may add letters of its own to a row.
+V vocabulary, E width (d_model), F feed-forward width, H heads, G key/value heads, D head size, Y
+value size, P positions, W embedding width, L blocks. A part may add letters of its own to a row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def evaluate(config: CoreConfig, formula: str, letters: Mapping[str, int]) -> in
     """The value of a formula; `letters` are added to those of the config."""
     sizes = {
         "V": config.vocab_size, "E": config.d_model, "F": config.d_ff,
-        "H": config.n_heads, "G": config.kv_heads, "D": config.head_width,
+        "H": config.n_heads, "G": config.kv_heads, "D": config.head_width, "Y": config.value_width,
         "P": config.max_positions, "W": config.embedding_width, "C": config.n_labels,
     }  # fmt: skip
     value: int = eval(formula.replace("·", "*"), {}, {**sizes, **letters})
@@ -53,22 +53,14 @@ def norm(config: CoreConfig, letter: str) -> str:
 
 
 def attention(config: CoreConfig, reads: str = "E") -> list[str]:
-    """The terms of attention: four projections, E·H·D for q and o, E·G·D for k and v; biases of q,
-    k and v, and of o; norms and sinks.
+    """The terms of attention: four projections, E·H·D for q, E·G·D for k, E·G·Y for v, E·H·Y for o;
+    biases of q, k and v, and of o; norms and sinks.
 
     reads: the letter of the width that k and v read.
     """
-    if config.kv_heads == config.n_heads:
-        projections = "4·E·H·D"
-        biases = "3·H·D"
-    else:
-        projections = "2·E·D·(H+G)"
-        biases = "D·(H+2·G)"
-    if reads != "E":
-        projections = f"2·D·(E·H+{reads}·G)"
-    terms = [projections]
+    terms = [_projections(config, reads)]
     if config.attention_bias:
-        terms.append(biases)
+        terms.append(_biases(config))
     if config.out_bias:
         terms.append("E")
     if config.qk_norm == "head":
@@ -78,6 +70,24 @@ def attention(config: CoreConfig, reads: str = "E") -> list[str]:
     if config.attention_sinks:
         terms.append("H")
     return terms
+
+
+def _projections(config: CoreConfig, reads: str) -> str:
+    """The elements of the four projections."""
+    is_wide = config.value_width != config.head_width
+    widths = "(D+Y)" if is_wide else "2·D"
+    if reads != "E":
+        return f"{widths}·(E·H+{reads}·G)"
+    if config.kv_heads != config.n_heads:
+        return f"{widths}·E·(H+G)" if is_wide else "2·E·D·(H+G)"
+    return "2·E·H·(D+Y)" if is_wide else "4·E·H·D"
+
+
+def _biases(config: CoreConfig) -> str:
+    """The biases of q, k and v."""
+    if config.value_width != config.head_width:
+        return "D·(H+G) + Y·G"
+    return "3·H·D" if config.kv_heads == config.n_heads else "D·(H+2·G)"
 
 
 def feed_forward(config: CoreConfig, width: str = "F") -> str:

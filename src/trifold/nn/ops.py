@@ -124,9 +124,26 @@ def attend(
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     scores = torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
-    queries, keys = scores.shape[-2:]
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
+    out = weigh_values(scores, v, mask, bias=bias, sinks=sinks, drop=drop, hooks=hooks)
+    return unshare_keys(out, rows)
+
+
+def weigh_values(
+    scores: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    bias: Tensor | PairBias | None = None,
+    sinks: Tensor | None = None,
+    drop: Any = None,
+    hooks: AttentionHooks | None = None,
+) -> Tensor:
+    """The softmax of scores (B, H, T, S) with bias and mask, times v (B, H, S, Y) -> (B, H, T, Y);
+    see `attend`.
+    """
+    queries, keys = scores.shape[-2:]
     if bias is not None and not isinstance(bias, Tensor):
         bias = bias.dense(queries, keys)
     offsets = mask.additive(queries, keys, scores, bias)
@@ -150,7 +167,7 @@ def attend(
         weights = hooks.pattern(weights)
     if drop is not None:
         weights = drop(weights)
-    return unshare_keys(torch.matmul(weights, v), rows)
+    return torch.matmul(weights, v)
 
 
 def share_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

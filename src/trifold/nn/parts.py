@@ -254,11 +254,17 @@ class AttentionPart(Part):
     row = "attention"
     has_scores: ClassVar[bool] = True
     """Whether the weights of a query are the softmax of a score for each key."""
+    crosses: ClassVar[bool] = False
+    """Whether it also is the attention to a memory, in the place of the classical one."""
     has_vectors: ClassVar[bool] = True
     """Whether `nn.attention.Attention.project` gives the query, key and value of each token."""
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
         """The module of a layer; see `nn.attention.Attention`."""
+        raise NotImplementedError
+
+    def new_cross(self, config: CoreConfig, layer: int, memory_width: int) -> nn.Module:
+        """The module of a layer that reads a memory of that width, if it has one (`crosses`)."""
         raise NotImplementedError
 
     def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
@@ -288,13 +294,18 @@ class AttentionPart(Part):
         """The terms of the parameters of a layer."""
         return formulas.attention(config)
 
+    def cross_terms(self, config: CoreConfig, reads: str) -> list[str]:
+        """The terms of the parameters of a layer that reads a memory, of the width of a letter."""
+        return formulas.attention(config, reads)
+
     def matrices(self, config: CoreConfig) -> int:
         """Elements of the projections of a layer, which every token passes."""
-        return 2 * config.d_model * config.head_width * (config.n_heads + config.kv_heads)
+        widths = config.head_width + config.value_width
+        return config.d_model * widths * (config.n_heads + config.kv_heads)
 
     def per_key(self, config: CoreConfig) -> int:
         """Elements that are used for each key: for the score, then for the value."""
-        return 2 * config.n_heads * config.head_width
+        return config.n_heads * (config.head_width + config.value_width)
 
     def keys_read(self, config: CoreConfig, layer: int, keys: int, near: int, side: str) -> int:
         """How many keys of a text of so many a query reads; near: how many the rules allow."""
@@ -322,7 +333,7 @@ class AttentionPart(Part):
 
     def cached_per_token(self, config: CoreConfig) -> int:
         """Elements of the keys and values of a token in a layer."""
-        return 2 * config.kv_heads * config.head_width
+        return config.kv_heads * (config.head_width + config.value_width)
 
     def kept_keys(self, config: CoreConfig, keys: int, length: int) -> int:
         """For how many keys of a query of a text of that length, of which it reads so many, the
@@ -344,7 +355,9 @@ class AttentionPart(Part):
         """Elements of scores that a layer holds at once for each query that reads so many keys, if
         nothing records them; 0 if a fused kernel computes them.
         """
-        if config.score_soft_cap is None and not config.attention_sinks:
+        # No fused kernel reads values of another width than that of keys.
+        is_wide = config.value_width != config.head_width
+        if config.score_soft_cap is None and not config.attention_sinks and not is_wide:
             return 0
         return 2 * config.n_heads * keys
 
@@ -579,6 +592,12 @@ def part_of(place: type[AnyPart], config: CoreConfig) -> AnyPart:
     """The part in that place."""
     found: AnyPart = registry.chosen(place.place, config)
     return found
+
+
+def cross_attention(config: CoreConfig) -> AttentionPart:
+    """The part that reads a memory: that of self-attention, or the classical one."""
+    own = part_of(AttentionPart, config)
+    return own if own.crosses else classical(AttentionPart)
 
 
 def group(config: CoreConfig, key: str, kind: type[AnySettings]) -> AnySettings | None:

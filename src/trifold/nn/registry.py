@@ -99,6 +99,10 @@ def allow_registered(value: Any, check: ValidatorFunctionWrapHandler, info: Vali
         if not isinstance(value, str):
             raise
         expected = error.errors()[0]["msg"].lower()
+        more = [repr(choice) for choice in choices if repr(choice) not in expected]
+        if more:
+            most = ", ".join([expected.replace(" or ", ", "), *more[:-1]])
+            expected = f"{most} or {more[-1]}"
         raise ValueError(
             f"{expected}, got {value!r:.60}; a part of your own is named by --part MODULE"
         ) from None

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn.attention import Attention, ScoreBias
+from trifold.nn.attention import ScoreBias
 from trifold.nn.cache import KEYS, Cache, LayerCache
 from trifold.nn.config import CoreConfig
 from trifold.nn.explain import Steps
@@ -30,6 +30,7 @@ from trifold.nn.parts import (
     FeedForwardPart,
     ScoresPart,
     WalkPart,
+    cross_attention,
     part_of,
     parts,
     rules_of,
@@ -58,7 +59,7 @@ class Block(nn.Module):
             self.self_attention.enter = nn.Identity()
         self.cross_attention: Residual | None = None
         if memory_width is not None:
-            cross = Attention(config, layer, memory_width=memory_width)
+            cross = cross_attention(config).new_cross(config, layer, memory_width)
             self.cross_attention = Residual(cross, config)
         feed_forward = part_of(FeedForwardPart, config).new(config, layer)
         self.feed_forward = Residual(feed_forward, config)

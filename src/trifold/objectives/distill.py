@@ -209,7 +209,12 @@ class DistillSettings(ObjectiveSettings):
                 f"task.relations: the student has {student.n_heads} heads, the teacher "
                 f"{teacher.n_heads}; set task.relations.heads, which splits both, or model.n_heads"
             )
-        for width in (config.n_heads * config.head_width for config in (student, teacher)):
+        widths = [
+            config.n_heads * width
+            for config in (student, teacher)
+            for width in (config.head_width, config.value_width)
+        ]
+        for width in dict.fromkeys(widths):
             if width % (relations.heads or 1):
                 yield f"task.relations.heads: {relations.heads} does not divide the width {width}"
         if relations.teacher_layer is not None and relations.teacher_layer >= layers:

@@ -218,7 +218,7 @@ def _saved_by_block(
     """Elements per token, saved by the residuals and the sub-layers of one block; kept: see
     `_kept_keys`.
     """
-    merged = config.n_heads * config.head_width
+    merged = config.n_heads * max(config.head_width, config.value_width)
     residuals = part_of(BlockPart, config).saved(config, attentions, norm_of(config).saved, mask)
     is_packed = compiled and _is_packed(config, length)
     weights = part_of(AttentionPart, config).saved_weights(config, kept, is_packed=is_packed)

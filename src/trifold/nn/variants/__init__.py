@@ -15,6 +15,7 @@ from trifold.nn.checks import first_problem
 from trifold.nn.config import CoreConfig
 from trifold.nn.registry import register
 from trifold.nn.variants import (
+    additive,
     alibi,
     axial,
     convolution,
@@ -57,6 +58,7 @@ VARIANTS = (
     relative_sinusoids,
     disentangled,
     # Attention
+    additive,
     linear_attention,
     low_rank,
     spans,

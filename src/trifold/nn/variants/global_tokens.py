@@ -170,7 +170,7 @@ class GlobalProjectionsPart(AttentionPart):
     key = "global_projections"
     needs: ClassVar = {"shape": ("encoder", "encoder-decoder")}
     conflicts = "attention latent"
-    excludes = "qk_norm score_soft_cap attention_sinks"
+    excludes = "qk_norm score_soft_cap attention_sinks d_value"
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
         return GlobalAttention(config, layer)

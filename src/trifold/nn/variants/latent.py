@@ -141,7 +141,7 @@ class LatentPart(AttentionPart):
     needs: ClassVar = {"positions": ("rotary", "none")}
     has_sizes = True
     conflicts = "attention_scale_by_layer residual"
-    excludes = "n_kv_heads qk_norm rotary_width score_soft_cap attention_sinks"
+    excludes = "n_kv_heads d_value qk_norm rotary_width score_soft_cap attention_sinks"
     has_vectors = False
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:

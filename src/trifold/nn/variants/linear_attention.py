@@ -214,12 +214,12 @@ class EluPart(UnscoredPart):
         chunk = 0
         if side == "decoder":
             chunk = min(keys, CHUNK)
-        sums = (2 * features + chunk) * (config.head_width + 1) + chunk * features
+        sums = (2 * features + chunk) * (config.value_width + 1) + chunk * features
         return config.n_layers * config.n_heads * (self.map_elements(config) + sums)
 
     def cached_elements(self, config: CoreConfig, tokens: int) -> int:
         """The sums, whose size does not depend on the tokens."""
-        sums = self.features(config) * (config.head_width + 1)
+        sums = self.features(config) * (config.value_width + 1)
         return config.n_layers * config.n_heads * sums
 
     def phrase(self, config: CoreConfig) -> str:

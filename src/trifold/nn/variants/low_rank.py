@@ -64,7 +64,8 @@ class LowRankPart(UnscoredPart):
     def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
         """Mixtures of keys and values, and attention to them."""
         heads = config.kv_heads + config.n_heads
-        return config.n_layers * 2 * config.rank * config.head_width * heads
+        widths = config.head_width + config.value_width
+        return config.n_layers * config.rank * widths * heads
 
     def recorded_keys(self, config: CoreConfig, keys: int) -> int:
         return config.rank

@@ -276,7 +276,7 @@ class LSHPart(UnscoredPart):
 
     value = "lsh"
     keys = "lsh"
-    excludes = "score_soft_cap attention_sinks n_kv_heads qk_norm"
+    excludes = "score_soft_cap attention_sinks n_kv_heads qk_norm d_value"
     can_truncate = False
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:

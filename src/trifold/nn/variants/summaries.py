@@ -158,7 +158,7 @@ class SummaryAttentionPart(AttentionPart):
     def score_elements(self, config: CoreConfig, side: str, keys: int, read: Sequence[int]) -> int:
         """With a token's share of the keys and values of summaries."""
         assert config.summary_block is not None, "see `used`"
-        each = 2 * config.d_model * config.kv_heads * config.head_width
+        each = config.d_model * self.cached_per_token(config)
         summaries = config.n_layers * each // config.summary_block
         return super().score_elements(config, side, keys, read) + summaries
 
