@@ -14,7 +14,8 @@ segments and sparse blocks it counts the keys that a query may read. Look-ups, n
 dropout are not counted: they cost memory traffic, not products.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, get_args
@@ -59,8 +60,16 @@ LETTERS = {
     "Z": "rotated dimensions",
     "Y": "width of a value",
     "U": "width that cross-attention reads",
+    "b": "buckets of distances",
 }
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+def legend(formulas: Iterable[str]) -> str:
+    """The meaning of the letters of some formulas."""
+    used = set(re.findall(r"\b\w\b", " ".join(formulas)))
+    return ", ".join(f"{letter} {meaning}" for letter, meaning in LETTERS.items() if letter in used)
+
 
 # --- parameters -----------------------------------------------------------------------------------
 

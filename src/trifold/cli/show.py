@@ -4,16 +4,18 @@ its costs; or the tokens of a text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from trifold.cli.names import is_recipe
 from trifold.cli.options import Json, argument, dtype_option, option_words, value
 from trifold.cli.panels import FIRST, in_panels
-from trifold.cli.terminal import print_json, print_table
+from trifold.cli.terminal import print_json, print_table, short_number
 from trifold.cli.train import Changes
 from trifold.errors import UsageError, plural, wrapped
 
@@ -40,7 +42,7 @@ EXAMPLES = (
 )
 PANELS = {
     FIRST: ("batch_tokens", "length", "precision", "json"),
-    "Instead of the architecture": ("text",),
+    "Instead of the architecture": ("text", "positions", "time"),
 }
 
 
@@ -76,6 +78,19 @@ def run(
         str | None,
         value("TEXT", "The tokens of a text, and how it is split: merges, or scores of pieces."),
     ] = None,
+    positions: Annotated[
+        bool,
+        typer.Option(
+            "--positions",
+            help="What each scheme of positions adds, and the relation between sinusoids.",
+        ),
+    ] = False,
+    time: Annotated[
+        bool,
+        typer.Option(
+            "--time", help="Time per sentence and per token, beside the peak of this machine."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Draw the architecture, compare it with the Transformer of 2017, and count parameters, FLOPs
@@ -83,18 +98,38 @@ def run(
 
     No weights are loaded or allocated.
     """
+    sizes = {"batch_tokens": batch_tokens, "length": length, "precision": precision}
+    views = {"text": text, "positions": positions or None, "time": time or None}
     if what is None:
-        _check_view(text=text)
+        _check_view(**views)
         _list_presets(json)
         return
     if text is not None:
         from trifold.cli.show_text import show_text
 
-        sizes = {"batch_tokens": batch_tokens, "length": length, "precision": precision}
-        _check_unused("--text", changes or (), **sizes)
+        _check_unused("--text", changes or (), **views | sizes | {"text": None})
         show_text(what, text, as_json=json)
         return
     subject = find_subject(what, changes or ())
+    if positions:
+        from trifold.cli.show_positions import show_positions
+
+        _check_unused("--positions", (), time=views["time"], **sizes)
+        show_positions(subject.name, subject.config, as_json=json)
+        return
+    if time:
+        from trifold.cli.show_time import show_time
+
+        _check_unused("--time", (), batch_tokens=batch_tokens)
+        show_time(
+            subject.name,
+            subject.config,
+            length or LENGTH,
+            precision or PRECISIONS[0],
+            has_weights=subject.has_weights,
+            as_json=json,
+        )
+        return
     facts = collect_facts(
         subject, batch_tokens or subject.batch_tokens, length or LENGTH, precision
     )
@@ -135,7 +170,9 @@ def _list_presets(json: bool) -> None:
         print_json([dict(zip(keys, row, strict=True)) for row in rows])
         return
     head = ("preset", "shape", "parameters", "other names")
-    shown = [(name, shape, _short(count), ", ".join(names)) for name, shape, count, names in rows]
+    shown = [
+        (name, shape, short_number(count), ", ".join(names)) for name, shape, count, names in rows
+    ]
     print_table([head, *shown], "  r ")
 
 
@@ -147,13 +184,16 @@ def _other_names(preset: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to show: its name and config, a remark for the report, and the recipe, if any."""
+    """A model to show: its name and config, a remark for the report, the recipe, if any, and
+    whether it is a model with weights.
+    """
 
     name: str
     config: ModelConfig
     batch_tokens: int = 4096
     remark: str = ""
     recipe: Recipe | None = None
+    has_weights: bool = False
 
 
 def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
@@ -186,7 +226,8 @@ def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
         return Subject(name, config, remark=f"announced as {preset.announced}")
     if is_recipe(what):
         return _subject_of_recipe(load_recipe(what, imports_parts=True))
-    return Subject(what, read_config(resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])))
+    folder = resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])
+    return Subject(what, read_config(folder), has_weights=True)
 
 
 def _subject_of_recipe(recipe: Recipe) -> Subject:
@@ -273,6 +314,7 @@ def training_needs(
 
 
 def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
+    from trifold.costs import legend
     from trifold.look.drawing import draw_architecture
 
     total = facts["parameters"]
@@ -288,8 +330,8 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     counted = [*(tuple(part.values()) for part in facts["parts"]), ("total", "", total)]
     parts = [(name, formula, f"{n:,}", f"{100 * n / total:.1f} %") for name, formula, n in counted]
     print_table([("part", "formula", "parameters", "share"), *parts], "  rr")
-    legend = _legend(formula for _, formula, *_ in parts)
-    print(f"\n{wrapped(legend, get_terminal_size().columns)}")
+    letters = f"· times; {legend(formula for _, formula, *_ in parts)}"
+    print(f"\n{wrapped(letters, get_terminal_size().columns)}")
 
     print(f"\nfloating-point operations per token, sequences of {facts['length']} tokens\n")
     forward = facts["flops_per_token"]["forward"]
@@ -298,7 +340,7 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     for side in forward:
         name = f"{side} token" if facts["shape"] == "encoder-decoder" else "token"
         if forward[side]:
-            flops.append((name, _short(forward[side]), _short(backward[side])))
+            flops.append((name, short_number(forward[side]), short_number(backward[side])))
     print_table([("", "forward", "training"), *flops], " rr")
 
     print(
@@ -334,19 +376,5 @@ def _held(part: str, training: dict[str, Any]) -> str:
     return HELD.get(part, "")
 
 
-def _legend(formulas: Iterable[str]) -> str:
-    """The meaning of the signs in some formulas."""
-    from trifold.costs import LETTERS
-
-    used = {*"".join(formulas)}
-    return f"· times; {', '.join(f'{sign} {LETTERS[sign]}' for sign in LETTERS if sign in used)}"
-
-
-def _short(number: float, base: int = 1000, units: Sequence[str] = ("", "k", "M", "G", "T")) -> str:
-    """The number with the largest unit that keeps it at least 1."""
-    power = next((n for n in range(len(units) - 1) if number < base ** (n + 1)), len(units) - 1)
-    return f"{number / base**power:,.4g} {units[power]}".rstrip()
-
-
 def _size(number: float) -> str:
-    return _short(number, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))
+    return short_number(number, 1024, ("bytes", "KiB", "MiB", "GiB", "TiB"))

@@ -124,7 +124,7 @@ def matmul_rate(
 
     def multiply() -> None:
         torch.nn.functional.linear(x, weight)
-        _wait(device)
+        wait(device)
 
     return 2e-9 * math.prod(shape) / best_seconds(multiply, budget)
 
@@ -209,12 +209,12 @@ def _training(device: torch.device, dtype: torch.dtype) -> tuple[ModelConfig, Ca
 
     def update() -> None:
         trainer.update(batches, 1)
-        _wait(device)
+        wait(device)
 
     return config, update
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
     """Wait until the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -116,6 +116,14 @@ def _widest_words(rows: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, cells)) + GAP for cells in before) + max(map(len, words))
 
 
+def short_number(
+    number: float, base: int = 1000, units: Sequence[str] = ("", "k", "M", "G", "T")
+) -> str:
+    """The number with the largest unit that keeps it at least 1."""
+    power = next((n for n in range(len(units) - 1) if number < base ** (n + 1)), len(units) - 1)
+    return f"{number / base**power:,.4g} {units[power]}".rstrip()
+
+
 def print_result(text: str, results: TextIO, end: str = "\n") -> None:
     """Print generated text at once: escaped on a terminal, and unchanged to a file or a pipe."""
     if results.isatty():

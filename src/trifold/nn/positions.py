@@ -20,18 +20,27 @@ from trifold.nn.parts import PositionsPart
 from trifold.nn.registry import set_classical
 
 
-def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor:
-    """(N,) positions or distances -> (N, width) float32, computed in float64."""
+def wave_frequencies(width: int, kind: str = "sinusoidal") -> Tensor:
+    """The frequencies (width/2,) of the waves in float64, from 1 down."""
     n = width // 2
     divisor = n
     if kind == "sinusoidal-tensor2tensor":
         divisor = max(n - 1, 1)
-    exponents = torch.arange(n, dtype=torch.float64, device=positions.device) / divisor
-    angles = positions.double()[:, None] * 10_000.0**-exponents
-    waves = [angles.sin(), angles.cos()]
+    return 10_000.0 ** -(torch.arange(n, dtype=torch.float64) / divisor)
+
+
+def joined_waves(sines: Tensor, cosines: Tensor, kind: str = "sinusoidal") -> Tensor:
+    """Sines and cosines (…, width/2) in the order of the kind (…, width)."""
     if kind == "sinusoidal":
-        return torch.stack(waves, dim=2).flatten(1).float()
-    return torch.cat(waves, dim=1).float()
+        return torch.stack([sines, cosines], dim=-1).flatten(-2)
+    return torch.cat([sines, cosines], dim=-1)
+
+
+def sinusoids(positions: Tensor, width: int, kind: str = "sinusoidal") -> Tensor:
+    """(N,) positions or distances -> (N, width) float32, computed in float64."""
+    frequencies = wave_frequencies(width, kind).to(positions.device)
+    angles = positions.double()[:, None] * frequencies
+    return joined_waves(angles.sin(), angles.cos(), kind).float()
 
 
 class SinusoidalPositions(nn.Module):
