@@ -6,7 +6,9 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +26,8 @@ from trifold.nn import ModelConfig, Transformer
 
 pytest_plugins = ["tests.laws.kernels"]  # counts the calls of fast kernels
 QUICK_CASES = 3  # of one test in `make check`
+SEED = 20170612
+HAS_GPU = torch.cuda.is_available()
 
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
@@ -50,6 +54,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before the tables of the laws are imported. What is imported and collected is no garbage."""
     gc.disable()
     os.environ["TRIFOLD_PARTS"] = " ".join(config.getoption("--part"))
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor" and config.getoption("durations") is None:
+            plugin.sendevent = partial(_send_results, plugin.sendevent)
+
+
+def _send_results(send: Callable[..., None], event: str, **content: Any) -> None:
+    """Send an event of a worker, unless it is one of those that say nothing of a test that passes:
+    its begin, its end, its setup and its teardown. Messages take longer than most tests.
+    """
+    report = content.get("data", {})
+    if event in ("logstart", "logfinish"):
+        return
+    if event == "testreport" and report["outcome"] == "passed" and report["when"] != "call":
+        return
+    send(event, **content)
 
 
 def pytest_collection_finish() -> None:
@@ -111,7 +130,12 @@ def _cheap_training_runs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    torch.manual_seed(20170612)
+    """Seed the CPU, and GPUs if there are some. `torch.manual_seed` would format a stack trace for
+    each kind of device that is missing, which takes longer than many tests.
+    """
+    torch.default_generator.manual_seed(SEED)
+    if HAS_GPU:
+        torch.cuda.manual_seed_all(SEED)
 
 
 @pytest.fixture(scope="session")
