@@ -19,6 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from filelock import FileLock
 from tests.models import TWO_LAYERS, add_noise
 
 from trifold import errors, fast
@@ -26,8 +27,6 @@ from trifold.nn import ModelConfig, Transformer
 
 pytest_plugins = ["tests.laws.kernels"]  # counts the calls of fast kernels
 QUICK_CASES = 3  # of one test in `make check`
-SEED = 20170612
-HAS_GPU = torch.cuda.is_available()
 
 torch.set_num_threads(1)
 fast.enable()  # as `trifold.load` and `trifold.train` do; the tests of nn disable it
@@ -114,6 +113,17 @@ def _messages_in_one_line() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _cheap_seeds() -> Iterator[None]:
+    """Without a GPU, seed the CPU only: `torch.manual_seed` formats a stack trace for each kind of
+    device that is missing, which takes longer than many tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _cheap_training_runs() -> Iterator[None]:
     """Omit the wait for the disk, which costs more than a tiny training run, and most resamples of
     the scores in a card, which cost as much. Tests of these use their own replacement.
@@ -128,14 +138,19 @@ def _cheap_training_runs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def interpreter(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compile what executes decoding steps, unless Numba has it in its cache. This takes longer than
+    most tests: one worker compiles, and the others wait.
+    """
+    with FileLock(tmp_path_factory.getbasetemp().parent / "interpreter.lock"):
+        if interpreter := fast.compiled_interpreter():
+            interpreter.entry_point()
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    """Seed the CPU, and GPUs if there are some. `torch.manual_seed` would format a stack trace for
-    each kind of device that is missing, which takes longer than many tests.
-    """
-    torch.default_generator.manual_seed(SEED)
-    if HAS_GPU:
-        torch.cuda.manual_seed_all(SEED)
+    torch.manual_seed(20170612)
 
 
 @pytest.fixture(scope="session")

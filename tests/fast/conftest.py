@@ -7,6 +7,11 @@ import pytest
 from trifold.fast import attention, decoding_step, layers
 
 
+@pytest.fixture(autouse=True)
+def _compiled_once(interpreter: None) -> None:
+    """Whichever test is the first that needs it."""
+
+
 @pytest.fixture
 def no_minimum_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations use instructions for every size."""

@@ -331,10 +331,14 @@ def cases(
     parts: Sequence[str] = (),
     every: int = 1,
     alone: bool = False,
+    fast_alone: bool = False,
 ) -> pytest.MarkDecorator:
     """The configs of these shapes, and with one of these parts, as cases of a test, except those
     with a part that breaks one of the laws. every: only every so many. alone: few, which together
     have every part and every variant, and not every pair.
+
+    fast_alone: all with the plain operations, and few with the fast ones, which test_fast.py
+    compares with the plain ones for every pair.
     """
     names = [
         name
@@ -345,6 +349,10 @@ def cases(
     ]
     if alone:
         names = _with_every_part(names)
+    if fast_alone:
+        both = [("plain", name) for name in names]
+        both += [("fast", name) for name in _with_every_part(names)]
+        return pytest.mark.parametrize(("operations", "name"), both, indirect=["operations"])
     return pytest.mark.parametrize("name", names[::every])
 
 

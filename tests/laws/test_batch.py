@@ -23,7 +23,7 @@ def equal_rows(name: str, rows: int) -> list[Example]:
     return [rows_of(config_of(name), seed)[0] for seed in range(rows)]
 
 
-@cases("batch")
+@cases("batch", fast_alone=True)
 def test_a_row_does_not_depend_on_its_batch(name: str, operations: str) -> None:
     """States and summed gradients; in another order of rows without gradients."""
     model, rows, found = model_in(operations, name), equal_rows(name, 2), []

@@ -11,7 +11,7 @@ from trifold.nn.hooks import hook_points, hooked
 
 
 @torch.no_grad()
-@cases("hooks")
+@cases("hooks", fast_alone=True)
 def test_hooks_are_complete_and_change_nothing(name: str, operations: str) -> None:
     model, example = model_in(operations, name), padded(rows_of(config_of(name)))
     plain = hidden_of(model, example)

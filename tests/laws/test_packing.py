@@ -6,7 +6,7 @@ from tests.laws.configs import cases
 from tests.laws.models import assert_same_outcome, outcome_of
 
 
-@cases("packing")
+@cases("packing", fast_alone=True)
 def test_packed_rows_equal_padded_rows(name: str, operations: str) -> None:
     outcomes = (outcome_of(name, operations, form) for form in ("packed", "right"))
     assert_same_outcome(*outcomes, operations)

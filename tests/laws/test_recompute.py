@@ -33,9 +33,9 @@ def results(model: Transformer, seed: int = 1) -> list[Tensor]:
         return [states, *gradients]
 
 
-@cases("recompute")
+@cases("recompute", fast_alone=True)
 def test_recomputation_does_not_change_bits(name: str, operations: str) -> None:
-    """Every fourth config in bf16."""
+    """About every fourth config in bf16."""
     dropout = {"dropout": 0.2, "activation_dropout": 0.1}
     if config_of(name).attention in ("softmax", "lsh", "spans"):
         dropout["attention_dropout"] = 0.1
