@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
@@ -454,9 +454,15 @@ def included_recipes() -> dict[str, dict[str, Any]]:
     """Name -> content of the included recipes."""
     files = [file for file in INCLUDED.iterdir() if file.name.endswith(".yaml")]
     return {
-        file.name.removesuffix(".yaml"): parse(file.read_text("utf-8"), file.name)
+        file.name.removesuffix(".yaml"): deepcopy(_parsed(file.read_text("utf-8"), file.name))
         for file in sorted(files, key=lambda file: file.name)
     }
+
+
+@cache
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    """The content of an included recipe. A command asks for the names of all more than once."""
+    return parse(text, name)
 
 
 def recipe_names() -> dict[str, str]:
