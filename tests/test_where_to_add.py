@@ -347,27 +347,34 @@ def test_additions_work_from_the_command_line(copy: Path) -> None:
     (copy / "text.txt").write_text(text, "utf-8")
     (copy / "mine.yaml").write_text(
         "model: {shape: decoder, norm_placement: pre, max_positions: 32, attention: gated, "
-        "positions: ramp, activation: softsign, options: {gated: {start: 0.7}}}\n"
+        "positions: ramp, activation: softsign, norm: scale, options: {gated: {start: 0.7}}}\n"
         "task: {kind: story}\ndata: {train: text.txt, holdout: 8}\n"
         "train: {steps: 2, warmup: 1, check_memory: false}\nbatch: {tokens: 256}\n",
         "utf-8",
     )
     plain = (
         "model.attention=softmax model.positions=learned model.activation=gelu-tanh "
-        "model.options={} model.scale_embeddings=false model.attention_bias=true "
+        "model.norm=layer model.options={} model.scale_embeddings=false model.attention_bias=true "
         "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=64"
     )
-    trained, written, shown, page, greeting, *_ = run(
+    trained, written, shown, facts, page, greeting, *_ = run(
         copy,
         f"train mine.yaml --out run {SIZES}",
         "generate run dog --max-new-tokens 4 --top-a 0.1 --seed 1",
+        "show run",
         "show run --json",
         "look run dog --out page.html",
         "hello",
         f"train mine.yaml --out plain train.steps=1 {plain}",
     )
     assert "perplexity" in trained and "dog" in written and greeting == repr("hello\n")
-    assert '"gated"' in shown and '"ramp"' in shown and (copy / "page.html").stat().st_size
+    assert '"gated"' in facts and '"ramp"' in facts and "scale norms" in shown
+    assert "weight \u00b7 x / \u221a" in (copy / "page.html").read_text("utf-8")
+    weights = load_file(copy / "run" / "model" / "model.safetensors")
+    parameters = sum(tensor.numel() for tensor in weights.values())
+    assert json.loads(ast.literal_eval(facts))["parameters"] == parameters
+    norms = [tensor for tensor in weights.values() if tensor.numel() == 1]
+    assert norms and all(abs(float(norm) / float(norms[0]) - 1) < 0.1 for norm in norms)
     folder = copy / "plain" / "model"
     config = (folder / "config.json").read_text("utf-8")
     assert '"gpt2"' in config
@@ -376,33 +383,6 @@ def test_additions_work_from_the_command_line(copy: Path) -> None:
     )
     (again,) = run(copy, "generate plain/model dog --max-new-tokens 2")
     assert len(again) > 2 and page
-
-
-@pytest.mark.slow
-def test_a_norm_works_from_the_command_line(copy: Path) -> None:
-    text = "".join(f"the dog number {n} runs and the cat sleeps\n" for n in range(60))
-    (copy / "norm.txt").write_text(text, "utf-8")
-    (copy / "norm.yaml").write_text(
-        "model: {shape: decoder, max_positions: 32, norm: scale}\n"
-        "task: {kind: causal}\ndata: {train: norm.txt, holdout: 8}\n"
-        "train: {steps: 1, warmup: 1}\nbatch: {tokens: 256}\n",
-        "utf-8",
-    )
-    _, shown, facts, _, written = run(
-        copy,
-        f"train norm.yaml --out norm {SIZES}",
-        "show norm",
-        "show norm --json",
-        "look norm dog --out norm.html",
-        "generate norm dog --max-new-tokens 2",
-    )
-    assert "scale norm" in shown and "scale norms" in shown and len(written) > 4
-    assert "weight \u00b7 x / \u221a" in (copy / "norm.html").read_text("utf-8")
-    weights = load_file(copy / "norm" / "model" / "model.safetensors")
-    parameters = sum(tensor.numel() for tensor in weights.values())
-    assert json.loads(ast.literal_eval(facts))["parameters"] == parameters
-    norms = [tensor for name, tensor in weights.items() if tensor.numel() == 1]
-    assert norms and all(abs(float(norm) / float(norms[0]) - 1) < 0.1 for norm in norms)
 
 
 @pytest.mark.slow
