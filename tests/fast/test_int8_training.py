@@ -74,7 +74,7 @@ def test_quantization_rounds_to_the_nearest_integer(dtype, dim):
 
 @pytest.mark.slow
 @needs_exact_int8
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from([MIN_ROWS, MIN_ROWS + 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3]),
     st.integers(1, 200),

@@ -85,12 +85,15 @@ def outputs_without_cache(shape, search, *, windows, left):
 @pytest.mark.parametrize("cache", [None, *CACHES])
 def test_searches_with_a_cache_equal_searches_without(shape, cache):
     """With windows too: static and growing caches keep the keys outside of a window, a sliding one
-    drops them.
+    drops them. Each of these runs every search in one of the two shapes.
     """
     windows = cache is not None
     left = windows and shape == "decoder"
     model = varied_model(shape, **(CACHES["sliding"] if windows else {}))
-    for name, config in SEARCHES.items():
+    searches = list(SEARCHES.items())
+    if windows:
+        searches = searches[(SHAPES.index(shape) + list(CACHES).index(cache)) % 2 :: 2]
+    for name, config in searches:
         cached = config.model_copy(update={"cache": cache})
         found = generate_tokens(model, padded_batch(ROWS, left=left), cached)
         assert_same(found, outputs_without_cache(shape, name, windows=windows, left=left))
@@ -156,15 +159,15 @@ def test_cached_logits_equal_those_of_a_full_pass(cache, left, chunk):
 
 
 def test_a_row_does_not_depend_on_its_batch():
-    """A thousand rows, twice each: in another batch, order and cache, with other padding (on the
-    other side).
+    """Hundreds of rows, twice each: in another batch, order and cache, with other padding (on the
+    other side). Every search in both shapes; caches change from case to case.
     """
     searches = list(SEARCHES.values())
     draw, rows_tested, caches = random.Random(7), 0, list(CACHES)
     short = {"max_new_tokens": 6, "min_new_tokens": None, "max_length": None, "min_length": None}
-    for case in range(2 * len(searches) * 3):
+    for case in range(2 * len(searches)):
         shape, config = SHAPES[case % 2], searches[case // 2 % len(searches)]
-        cache, other_cache = caches[case % 3], caches[case // 3 % 3]
+        cache, other_cache = caches[case % 3], caches[(case + 1 + case // 3 % 2) % 3]
         config = config.model_copy(update={**short, "cache": cache})
         model = varied_model(shape, **CACHES["sliding" if case % 5 < 3 else "static"])
         rows = [[draw.randrange(3, 23) for _ in range(draw.randint(1, 7))] for _ in range(12)]
@@ -181,7 +184,7 @@ def test_a_row_does_not_depend_on_its_batch():
             apart = generate_tokens(model, inputs, other, numbers=part)
             assert_same(apart, [together[index] for index in part])
         rows_tested += len(rows)
-    assert rows_tested >= 1000
+    assert rows_tested >= 300
 
 
 def test_beams_are_reordered_in_these_tests():

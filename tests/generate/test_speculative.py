@@ -36,7 +36,7 @@ SEARCHES = [
 ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     rows=rows,
     shape=st.sampled_from(SHAPES),

@@ -533,7 +533,7 @@ def test_the_table_has_all_families() -> None:
 
 
 @pytest.mark.parametrize("family", OPTIONS)
-@settings(max_examples=4, phases=[Phase.generate])
+@settings(max_examples=3, phases=[Phase.generate])
 @given(data=st.data())
 def test_any_options_equal_the_reference_or_are_errors(family: str, data: st.DataObject) -> None:
     tiny = TINY[family]

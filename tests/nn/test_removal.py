@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -96,10 +97,28 @@ def digests(removed: Sequence[Sequence[str]]) -> list[str]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def halves(names: Sequence[str]) -> list[list[str]]:
+    """By each binary digit of their positions: those whose digit is 1, and those whose is 0."""
+    digits = range((len(names) - 1).bit_length())
+    return [
+        [name for position, name in enumerate(names) if (position >> digit) % 2 == value]
+        for digit in digits
+        for value in (1, 0)
+    ]
+
+
+def test_halves_separate_each_two_variants() -> None:
+    for one, other in itertools.permutations(NAMES, 2):
+        assert any(one in half and other not in half for half in halves(NAMES))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_package_without_a_variant_computes_the_same_classical_models() -> None:
-    removed = [[], *([name] for name in NAMES), NAMES]
+def test_a_package_without_variants_computes_the_same_classical_models() -> None:
+    """Without all, and without halves: of each two variants, one is removed while the other is
+    there, so that a variant that needs another one fails. A copy for each takes twice as long.
+    """
+    removed = [[], *halves(NAMES), NAMES]
     complete, *others = digests(removed)
     pairs = zip(removed[1:], others, strict=True)
     wrong = {" ".join(names): got for names, got in pairs if got != complete}
@@ -133,4 +152,4 @@ def test_the_laws_of_classical_models_hold_without_variants() -> None:
     done = run({"TRIFOLD_WITHOUT": " ".join(NAMES)}, *laws, "-k", chosen)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) > 90, done.stdout[-300:]
+    assert passed is not None and int(passed[1]) > 80, done.stdout[-300:]
