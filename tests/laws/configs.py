@@ -81,6 +81,14 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "encoder-decoder, two widths, token types",
         "additive, wide values, biases of projections",
     ),
+    "encoder-decoder: dynamic convolution": (
+        "encoder-decoder, learned positions",
+        "dynamic convolution, pre",
+    ),
+    "encoder: elu, fourier": (
+        "encoder, token types, elu, classes",
+        "fourier, activation gelu",
+    ),
     "encoder: relative sinusoids": (
         "encoder, relative sinusoids, segment offsets, score cap, scale by layer, shared keys, norm of queries, window, convolution, classes",
         "own distances, pooled classes, activation gelu, scaled residuals, wide values",
@@ -229,6 +237,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "decoder, no positions, lsh, reversible",
         "only lsh",
     ),
+    "decoder: shared blocks, dynamic convolution": (
+        "decoder, shared blocks, reversible",
+        "dynamic convolution",
+    ),
     "decoder: relative, additive": (
         "decoder, relative, shared keys",
         "additive",
@@ -299,6 +311,8 @@ BREAKS: dict[tuple[str, str], str] = {
         ): "the vectors of distances are projected once per batch, which is not counted"
         for part in ("relative sinusoids", "segment offsets", "two streams", "disentangled")
     },
+    ("flops", "fourier"): "the counter counts no transform",
+    ("compile", "fourier"): "its shapes depend on values, so blocks.py leaves it out",
     ("flops", "lsh"): "short texts have fewer chunks",
     ("fast bf16", "experts"): "rounding changes which experts a token passes",
     ("fast bf16", "lsh"): "rounding changes how tokens are sorted",

@@ -173,6 +173,10 @@ VARIANTS: dict[str, Values] = {
     "projected tokens": {"token_projection": True},
     "stem": {"stem": (4,)},
     "additive": {"attention": "additive"},
+    "fourier": {"attention": "fourier"},
+    "dynamic convolution": {
+        **{"attention": "dynamic-convolution", "dynamic_convolution": {"kernels": (3, 5)}},
+    },
     "favor": {"attention": "favor", "n_features": 10},
     "only lsh": {"lsh": {"chunk": 5, "hashes": 2, "buckets": (2, 2), "seed": 3}},
     "wide queries": {"latent": {"width": 10, "d_rotary": 2, "d_value": 5}},

@@ -26,7 +26,7 @@ relative_scores relative_shared relative_norm relative_clamp alibi_scale alibi_r
 window_pattern heads pooler_activation pooler_width n_labels label_names problem_type classifier_input
 classifier_transform classifier_bias token_transform transform_norm transform_bias encoder_final_norm
 decoder_final_norm boundary_positions boundary_width embedding_scale_rounded decoder_window n_features rank
-span_keys lsh axial_shape axial_widths max_decoder_positions d_decoder n_decoder_kv_heads d_decoder_head
+span_keys lsh dynamic_convolution axial_shape axial_widths max_decoder_positions d_decoder n_decoder_kv_heads d_decoder_head
 span_layer starts_with_last separator_id parts options
 """.split()
 EXAMPLES: dict[str, Any] = {

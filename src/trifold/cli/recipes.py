@@ -12,9 +12,9 @@ from trifold.errors import UsageError, join_or, wrapped
 EXAMPLES = ("trifold recipes", "trifold recipes benchmarks", "trifold recipes gpt")
 # Recipes that are compared with each other, or that others start from.
 BENCHMARKS = frozenset(
-    "mlm-plain mlm-spans mlm-whole-word multi30k-denoise multi30k-en-de-pretrained nsp permutation "
-    "shakespeare-distill shakespeare-student shakespeare-teacher sop span-corruption "
-    "text-to-text".split()
+    "mlm-plain mlm-spans mlm-whole-word multi30k-additive multi30k-denoise "
+    "multi30k-dynamic-convolution multi30k-en-de-pretrained nsp permutation shakespeare-distill "
+    "shakespeare-student shakespeare-teacher sop span-corruption sst2-fourier text-to-text".split()
 )
 SCREEN = 80  # columns
 # Name of a group -> its title.

@@ -22,6 +22,7 @@ from trifold.generate.stopping import StoppingCriteria, output_limit
 from trifold.generation_config import GenerationConfig
 from trifold.nn import Cache, Inputs, Memory, ModelConfig
 from trifold.nn.masks import Mask
+from trifold.nn.parts import AttentionPart, part_of
 
 CacheKind = Literal["growing", "static", "sliding"]
 SMALL = 128  # a static cache of at most this many tokens is always allocated at once
@@ -272,7 +273,8 @@ def _choose_cache(model: ModelConfig, width: int, capacity: int) -> CacheKind:
     before their limit.
     """
     side = model.decoder_side
-    if any((side.window(layer) or capacity) < capacity for layer in range(side.n_layers)):
+    window = part_of(AttentionPart, side).window
+    if any((window(side, layer) or capacity) < capacity for layer in range(side.n_layers)):
         return "sliding"
     return "static" if capacity <= max(SMALL, 2 * width) else "growing"
 

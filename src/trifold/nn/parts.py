@@ -326,10 +326,14 @@ class AttentionPart(Part):
         """Elements that the cache of all layers stores for so many tokens."""
         return self.cached_tokens(config, tokens) * self.cached_per_token(config)
 
+    def window(self, config: CoreConfig, layer: int) -> int | None:
+        """How many tokens up to a query a cache must store for a layer; None: all."""
+        return config.window(layer)
+
     def cached_tokens(self, config: CoreConfig, tokens: int) -> int:
         """How many of so many tokens the layers store, together."""
         layers = range(config.n_layers)
-        return sum(min(tokens, config.window(layer) or tokens) for layer in layers)
+        return sum(min(tokens, self.window(config, layer) or tokens) for layer in layers)
 
     def cached_per_token(self, config: CoreConfig) -> int:
         """Elements of the keys and values of a token in a layer."""

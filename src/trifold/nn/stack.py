@@ -130,7 +130,8 @@ class Stack(nn.Module):
         has_norm = config.has_final_norm(side)
         self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
         self.streams = block.streams
-        self.windows = [config.window(layer) for layer in range(len(self.block_of_layer))]
+        window = part_of(AttentionPart, config).window
+        self.windows = [window(config, layer) for layer in range(len(self.block_of_layer))]
         self.rules = rules_of(config)
         self.walk = part_of(WalkPart, config)
         self.rotary = scores.new_rotary(config)

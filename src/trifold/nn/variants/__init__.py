@@ -20,7 +20,9 @@ from trifold.nn.variants import (
     axial,
     convolution,
     disentangled,
+    dynamic_convolution,
     experts,
+    fourier,
     global_tokens,
     latent,
     linear_attention,
@@ -40,6 +42,7 @@ from trifold.nn.variants import (
     windows,
 )
 from trifold.nn.variants.convolution import Convolution
+from trifold.nn.variants.dynamic_convolution import DynamicConvolution
 from trifold.nn.variants.experts import Experts
 from trifold.nn.variants.latent import Latent
 from trifold.nn.variants.lsh import LSH
@@ -64,6 +67,8 @@ VARIANTS = (
     spans,
     lsh,
     latent,
+    dynamic_convolution,
+    fourier,
     # Rules, in the order in which they change a mask and describe it, with the attention and the
     # walk of each
     two_streams,
@@ -91,6 +96,9 @@ class ModelConfig(CoreConfig):
     rotary_scaling: RotaryScaling | None = Field(None, description="extension to longer contexts")
     experts: Experts | None = Field(None, description="mixture of experts instead of the network")
     convolution: Convolution | None = Field(None, description="encoder: added to the first layer")
+    dynamic_convolution: DynamicConvolution = Field(
+        DynamicConvolution(), description="dynamic-convolution: taps"
+    )
     lsh: LSH = Field(LSH(), description="lsh: hashing and chunks")
     latent: Latent | None = Field(None, description="multi-head latent attention")
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
