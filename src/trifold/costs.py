@@ -25,7 +25,7 @@ import torch
 from trifold.memory import require_memory
 from trifold.nn import formulas
 from trifold.nn.config import Sinusoids
-from trifold.nn.formulas import FormulaRow, evaluate, feed_forward, norm, total
+from trifold.nn.formulas import FormulaRow, evaluate, feed_forward, norm
 from trifold.nn.parts import (
     AttentionPart,
     BlockPart,
@@ -144,9 +144,7 @@ def _stack(side: str, config: ModelConfig, memory_width: int) -> Iterator[Parame
     attention = part_of(AttentionPart, config).parameters(config, side, blocks)
     yield from _rows(config, iter([attention]))
     if crosses:
-        reads = "E" if memory_width == config.d_model else "U"
-        formula = f"L·{total(cross_attention(config).cross_terms(config, reads))}"
-        yield _row(config, "decoder cross-attention", formula, L=blocks, U=memory_width)
+        yield from _rows(config, block.cross_parameters(config, memory_width, blocks))
     yield from _rows(config, part_of(FeedForwardPart, config).parameters(config, side, blocks))
     yield from _rows(config, block.parameters(config, side))
     yield _row(config, f"{side} norms", _norms(config, side, crosses=crosses), L=blocks)
@@ -291,14 +289,10 @@ def forward_flops(config: ModelConfig, source_length: int, target_length: int) -
     }
     if config.shape == "encoder-decoder":
         sized = config.decoder_side
-        attention = cross_attention(sized)
-        keys_values = sized.d_model * attention.cached_per_token(sized)
-        queries = attention.matrices(sized) - keys_values
-        queries += attention.per_key(sized) * source_length
-        # Keys and values read states of the encoder.
-        keys_values = keys_values * config.d_model // sized.d_model
-        elements["encoder"] += config.decoder_layers * keys_values
-        elements["decoder"] += config.decoder_layers * queries
+        block = part_of(BlockPart, sized)
+        per_source, per_target = block.cross_elements(sized, config.d_model, source_length)
+        elements["encoder"] += per_source
+        elements["decoder"] += per_target
     side_of_head = "decoder" if config.decoder_layers else "encoder"
     elements[side_of_head] += _head_elements(config.output_side)
     return Flops(2 * elements["encoder"], 2 * elements["decoder"])

@@ -60,8 +60,10 @@ class Part:
 
     def used(self, config: CoreConfig) -> bool:
         """Whether the config chooses this part."""
-        # A part from outside may have no setting of its own; then its options choose it.
-        chosen = getattr(config, self.key, self.key in config.options)
+        if self.key not in type(config).model_fields:
+            # A part from outside without a setting of its own: its options choose it.
+            return self.key in config.options
+        chosen = getattr(config, self.key)
         if self.value:
             return bool(chosen == self.value)
         return bool(chosen)
@@ -466,6 +468,27 @@ class BlockPart(Part):
     def parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
         """The parameters of a stack, besides those of sub-layers and norms."""
         yield from ()
+
+    def cross_parameters(
+        self, config: CoreConfig, memory_width: int, blocks: int
+    ) -> Iterator[FormulaRow]:
+        """The parameters of the cross-attention of a decoder with so many blocks, which reads
+        states of that width.
+        """
+        reads = "E" if memory_width == config.d_model else "U"
+        formula = f"L·{total(cross_attention(config).cross_terms(config, reads))}"
+        letters = {"L": blocks, "U": memory_width}
+        yield FormulaRow("decoder cross-attention", formula, letters)
+
+    def cross_elements(self, config: CoreConfig, memory_width: int, keys: int) -> tuple[int, int]:
+        """Elements that the cross-attention of all layers of a decoder uses for each state of the
+        encoder, which have that width, and for each query of so many of them.
+        """
+        attention = cross_attention(config)
+        projected = attention.cached_per_token(config)  # keys and values
+        queries = attention.matrices(config) - config.d_model * projected
+        queries += attention.per_key(config) * keys
+        return config.n_layers * memory_width * projected, config.n_layers * queries
 
     def norms(self, config: CoreConfig, *, crosses: bool) -> int:
         """The norms of a block."""

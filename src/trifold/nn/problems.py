@@ -62,4 +62,5 @@ def unmet(config: CoreConfig, choice: str, key: str, *values: Any, own: str = ""
 
 def defaults(config: CoreConfig, *keys: str) -> dict[str, Any]:
     """Ways out of a conflict: the defaults of these settings."""
-    return {key: default_of(config, key) for key in keys if key}
+    known = type(config).model_fields  # not the name of a part from outside that options choose
+    return {key: default_of(config, key) for key in keys if key in known}
