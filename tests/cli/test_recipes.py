@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from trifold.cli.recipes import BENCHMARKS
+from trifold.cli.recipes import BENCHMARKS, CONDENSED, FAMILIES
 from trifold.recipe import included_recipes, missing_files, recipe_names
 
 
@@ -14,10 +14,11 @@ def test_recipes_are_listed_as_table_and_json(trifold):
     listed = json.loads(trifold("recipes", "--json").out)
     assert {row["name"]: row["description"] for row in listed} == recipe_names()
     for row in listed:
-        if row["group"] != "benchmarks":
+        if row["group"] not in CONDENSED:
             (line,) = (line for line in lines if line.startswith(f"  {row['name']} "))
             assert row["description"] in line
     assert {row["name"] for row in listed if row["group"] == "benchmarks"} == BENCHMARKS
+    assert {row["name"] for row in listed if row["group"] == "families"} == FAMILIES
 
 
 def test_the_list_fits_a_screen_also_without_data(trifold, no_data):
@@ -30,7 +31,7 @@ def test_the_list_fits_a_screen_also_without_data(trifold, no_data):
     ("word", "names"),
     [
         ("data", "answer causal choose classify images masked similarity summarize tag translate"),
-        ("gpt", "causal demo-write shakespeare-char shakespeare-char-tiny"),
+        ("gpt", "causal demo-write distilbert shakespeare-char shakespeare-char-tiny"),
         ("ner", "tag"),
     ],
 )
@@ -39,9 +40,10 @@ def test_recipes_of_a_group_or_a_word(trifold, word, names):
     assert [row["name"] for row in listed if row["name"] in recipe_names()] == names.split()
 
 
-def test_benchmarks_are_described_on_request(trifold):
-    words = " ".join(trifold("recipes", "benchmarks").out.split())
-    assert all(recipe_names()[name] in words for name in BENCHMARKS)
+@pytest.mark.parametrize(("group", "names"), [("benchmarks", BENCHMARKS), ("families", FAMILIES)])
+def test_condensed_groups_are_described_on_request(trifold, group, names):
+    words = " ".join(trifold("recipes", group).out.split())
+    assert all(recipe_names()[name] in words for name in names)
 
 
 def test_a_word_without_recipes_is_an_error(trifold):
@@ -61,7 +63,7 @@ def test_recipes_whose_data_is_missing_are_marked(trifold, no_data):
     listed = {row["name"]: row["missing"] for row in json.loads(trifold("recipes", "--json").out)}
     assert listed["smoke"] == listed["demo"] == []
     for name, missing in listed.items():
-        if name in BENCHMARKS or missing == ["data.train=FILE"]:
+        if name in BENCHMARKS | FAMILIES or missing == ["data.train=FILE"]:
             continue
         (line,) = (line for line in lines if line.startswith(f"  {name} "))
         first = next((file.removeprefix("${TRIFOLD_DATA}/").split("/")[0] for file in missing), "")

@@ -172,10 +172,21 @@ def test_a_student_with_new_weights_or_without_its_teacher_keeps_its_sizes(
 ):
     save_model(tmp_path / "new", Transformer(ModelConfig(**TEACHER)))
     start = "new" if teacher == "new" else "spread"
-    recipe = write(SENTENCE, "model: {preset: gpt2, d_model: 24}\n")
+    own = "model: {preset: gpt2, d_model: 24}\ntrain: {steps: 9, learning_rate: 0.1}\n"
+    recipe = write(SENTENCE, own)
     task = {"kind": "distill", "teacher": f"{tmp_path}/{teacher}", "start": start}
     model = load_recipe(recipe, {"task": task}).model
     assert (model.d_model, model.n_layers, capsys.readouterr().err) == (24, 12, "")
+
+
+def test_the_steps_of_a_student_are_those_of_the_data_and_its_rate_that_of_a_new_model(
+    write, tmp_path
+):
+    save_model(tmp_path / "teacher", Transformer(ModelConfig(**TEACHER)))
+    task = {"kind": "distill", "teacher": str(tmp_path / "teacher"), "start": "spread"}
+    train = load_recipe(write(f"{SENTENCE * 20}\n" * 1_000), {"task": task}).train
+    assert (train.steps, train.warmup) == (334, 33)
+    assert train.learning_rate == pytest.approx((4000 * 16) ** -0.5, rel=0.05)
 
 
 def test_a_preset_has_the_sizes_of_the_teacher_whose_layers_it_copies(write, tmp_path):

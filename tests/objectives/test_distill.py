@@ -211,7 +211,7 @@ REJECTED = [
         {"task.soft": 0.0, "task.cosine": 0.0, "task.relations": {}},
         "the teacher would have no effect",
     ),
-    ({"task.of": {"kind": "translate"}}, r"task\.of: kind 'translate' is not known"),
+    ({"task.of": {"kind": "permutation"}}, r"task\.of: kind 'permutation' is not known"),
 ]
 
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "data": "list and download the datasets that recipes use",
     "train": "train a model from a recipe",
     "resume": "continue a run",
+    "distill": "train a smaller copy of a model, and compare both",
     "study": "measure how the loss depends on model size and tokens",
     "runs": "list runs with their scores",
     "eval": "score a model on test data",

@@ -226,9 +226,8 @@ MEANINGS = (
         "the folder that `trifold data` names",
     ),
     Meaning(
-        "distill distillation prune compress",
-        "a smaller model learns from a larger one by a recipe: `trifold recipes` lists them, and "
-        "docs/distillation.md explains",
+        "distillation prune compress shrink student",
+        "a smaller copy of a model learns from it: `trifold distill RUN layers=2`",
     ),
     Meaning(
         "sweep grid hyperparameters hparams hpo optuna scaling laws",

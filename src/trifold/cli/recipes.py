@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from textwrap import shorten
 from typing import Annotated, Any, NamedTuple
 
 from trifold.cli.options import Json, argument
@@ -13,17 +14,24 @@ EXAMPLES = ("trifold recipes", "trifold recipes benchmarks", "trifold recipes gp
 # Recipes that are compared with each other, or that others start from.
 BENCHMARKS = frozenset(
     "mlm-plain mlm-spans mlm-whole-word multi30k-additive multi30k-denoise "
-    "multi30k-dynamic-convolution multi30k-en-de-pretrained nsp permutation shakespeare-distill "
-    "shakespeare-student shakespeare-teacher sop span-corruption sst2-fourier text-to-text".split()
+    "multi30k-dynamic-convolution multi30k-en-de-cased multi30k-en-de-pretrained nsp permutation "
+    "shakespeare-char-tiny shakespeare-distill shakespeare-student shakespeare-teacher sop "
+    "span-corruption sst2-fourier text-to-text".split()
 )
+# Published families and variants, for one's own data.
+FAMILIES = frozenset("distilbert minilm".split())
 SCREEN = 80  # columns
+LONGEST = 220  # columns of the names of a group
 # Name of a group -> its title.
 GROUPS = {
     "data": "Your data: trifold train NAME data.train=FILE",
     "public": "Public data; what is in brackets is not here: trifold data NAME downloads it",
     "demos": "Demos, which need no data: trifold train NAME",
-    "benchmarks": "Benchmarks, described by trifold recipes benchmarks",
+    "families": "Families, on your data",
+    "benchmarks": "Benchmarks",
 }
+# Groups of which the list of all recipes has only the names.
+CONDENSED = ("families", "benchmarks")
 
 
 class Listed(NamedTuple):
@@ -38,7 +46,7 @@ class Listed(NamedTuple):
         """The line about the recipe, whose name has `width` columns."""
         names = dict.fromkeys(map(_dataset_or_file, self.missing))
         missing = ""
-        if self.group != "data" and names:
+        if self.group not in ("data", "families") and names:
             missing = f" [{', '.join(names)}]"
         return f"  {self.name:{width}}  {self.description}{missing}"
 
@@ -65,8 +73,11 @@ def run(
     if json:
         print_json([recipe._asdict() for recipe in recipes])
         return
-    blocks = (_block(recipes, group, is_whole=word is not None) for group in GROUPS)
-    print("\n\n".join(filter(None, blocks)))
+    if word is not None:
+        print("\n\n".join(filter(None, (_block(recipes, group) for group in GROUPS))))
+        return
+    blocks = [_block(recipes, group) for group in GROUPS if group not in CONDENSED]
+    print("\n\n".join([*blocks, "\n".join(_names(recipes, group) for group in CONDENSED)]))
 
 
 def _group_of(name: str, values: Mapping[str, Any]) -> str:
@@ -74,6 +85,8 @@ def _group_of(name: str, values: Mapping[str, Any]) -> str:
     source = values.get("data", {}).get("train")
     if name in BENCHMARKS:
         return "benchmarks"
+    if name in FAMILIES:
+        return "families"
     if not source:
         return "data"
     return "demos" if str(source).startswith("embedded:") else "public"
@@ -99,15 +112,20 @@ def _find(recipes: list[Listed], word: str) -> Iterator[Listed]:
     yield from found
 
 
-def _block(recipes: list[Listed], group: str, *, is_whole: bool) -> str:
-    """The title and the lines of a group. is_whole: whether all of it is described."""
+def _names(recipes: list[Listed], group: str) -> str:
+    """The names of a group, and the command that describes them."""
+    names = ", ".join(recipe.name for recipe in recipes if recipe.group == group)
+    line = f"{GROUPS[group]} (trifold recipes {group}): {names}"
+    return wrapped(shorten(line, LONGEST, placeholder=" …"), SCREEN)
+
+
+def _block(recipes: list[Listed], group: str) -> str:
+    """The title and the lines of a group."""
     members = [recipe for recipe in recipes if recipe.group == group]
     if not members:
         return ""
     width = max(len(recipe.name) for recipe in members)
     lines = [recipe.line(width) for recipe in members]
-    if group == "benchmarks" and not is_whole:
-        lines = [f"  {', '.join(recipe.name for recipe in members)}"]
     text = "\n".join(wrapped(line, SCREEN) for line in lines)
     return f"{GROUPS[group]}\n{text}"
 

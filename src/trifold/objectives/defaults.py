@@ -64,6 +64,8 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")
         for_size = _for_size(groups, config)
+    elif _is_unsized_student(groups, objective):
+        for_size = _for_student(groups, objective)
     _add_missing(values, groups, defaults, for_size)
     _expand_preset(values, objective)
     return [
@@ -295,6 +297,29 @@ def _with_heads(folder: UntrustedPath, objective: type[ObjectiveSettings]) -> Mo
 
 
 # --- size of the data -----------------------------------------------------------------------------
+
+
+def _is_unsized_student(
+    groups: Mapping[str, Mapping[str, Any]], objective: type[ObjectiveSettings]
+) -> bool:
+    """Whether a recipe trains a student on data, and leaves steps or rate to the size of it."""
+    is_sized = groups["train"].keys() >= {"steps", "learning_rate"}
+    return objective.wraps and not is_sized and bool(groups["data"].get("train"))
+
+
+def _for_student(
+    groups: Mapping[str, Mapping[str, Any]], objective: type[ObjectiveSettings]
+) -> dict[str, dict[str, Any]]:
+    """Settings of training, by group, for the size of the data of a student, whose model is that of
+    its teacher. The rate is that of a new model.
+    """
+    student = None
+    with suppress(TrifoldError):  # which training reports
+        student = objective.initial_model(groups["task"])
+    wrapped = {**groups, "task": groups["task"].get("of") or {"kind": "causal"}}
+    chosen = _for_size(wrapped, student or ModelConfig.parse({}))
+    chosen["train"]["learning_rate"] = float(f"{10 * chosen['train']['learning_rate']:.2g}")
+    return chosen
 
 
 def _for_size(

@@ -2,7 +2,8 @@
 (Hinton et al. 2015).
 
 rows -> batch      those of the wrapped objective
-loss               the wrapped objective's, plus terms over all input tokens:
+loss               the wrapped objective's, plus terms over all input tokens (of a translation those
+                   of the target; the soft targets of a classification are those of its classes):
                    soft targets and the cosine of the last states
                                                    DistilBERT: Sanh et al. 2019, section 3
                    attention and value relations of one layer       MiniLM: Wang et al. 2020; 2021
@@ -17,6 +18,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -28,13 +30,15 @@ from trifold.folders import named
 from trifold.hub import load_model, read_config, resolve
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.attention import Attention
+from trifold.nn.config import SINGLE
 from trifold.nn.hooks import ModuleCall, record_calls
 from trifold.nn.parts import AttentionPart, WalkPart, part_of, rules_of
 from trifold.nn.stack import Stack
 from trifold.objectives import distillation_losses
 from trifold.objectives.batch import Batch, Examples, LossTerm
 from trifold.objectives.causal import CausalSettings
-from trifold.objectives.evaluation import EvalContext, Evaluation
+from trifold.objectives.classify import ClassifySettings
+from trifold.objectives.evaluation import ConstantAnswer, EvalContext, Evaluation
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import (
     BuildContext,
@@ -42,10 +46,12 @@ from trifold.objectives.objective import (
     ObjectiveSettings,
     TaskBundle,
 )
+from trifold.objectives.translate import TranslateSettings
 from trifold.settings import Settings
-from trifold.text import Truncation, read_tokenizer
+from trifold.text import Truncation
+from trifold.text.folder import read_tokenizers
 from trifold.text.spans import Ids
-from trifold.text.tokenizer import TOKENIZER_FILE
+from trifold.text.tokenizer import TARGET_TOKENIZER_FILE, TOKENIZER_FILE
 
 Result = TypeVar("Result")
 
@@ -83,7 +89,9 @@ class DistillSettings(ObjectiveSettings):
     """Settings of distillation. The default weights are those of DistilBERT's published run."""
 
     kind: Literal["distill"] = "distill"
-    of: CausalSettings | MaskedSettings = Field(
+    wraps = True
+
+    of: CausalSettings | MaskedSettings | ClassifySettings | TranslateSettings = Field(
         CausalSettings(),
         discriminator="kind",
         description="the objective of both models, selected by its kind",
@@ -146,13 +154,20 @@ class DistillSettings(ObjectiveSettings):
         not fit together.
         """
         folder = resolve(self.teacher)
+        reader, writer = read_tokenizers(folder)
+        if reader is None:
+            raise SettingsError(f"task.teacher: {self.teacher} has no tokenizer")
         if not (named(context.folder) / TOKENIZER_FILE).exists():
             context.report(f"tokenizer: that of the teacher, {self.teacher}")
             own = named(context.folder).path
             own.mkdir(parents=True, exist_ok=True)
-            read_tokenizer(folder).save(own)
-        bundle = self.of.build(context)
+            reader.save(own)
+            if writer is not None:
+                writer.save(own, TARGET_TOKENIZER_FILE)
+        joint = context.tokenizer.model_copy(update={"joint": writer is None})
         teacher, _ = load_model(folder)
+        # The labels in the order of the teacher's.
+        bundle = self.of.build(replace(context, tokenizer=joint, start=teacher.config))
         if teacher.config.vocab_size > bundle.config.vocab_size:  # rows without a token
             sizes = {"vocab_size": teacher.config.vocab_size}
             bundle = replace(bundle, config=bundle.config.model_copy(update=sizes))
@@ -171,7 +186,9 @@ class DistillSettings(ObjectiveSettings):
             yield (
                 f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
             )
-        if model.lm_head is None:
+        if self.of.kind == "classify":
+            yield from self._mismatches_of_labels(student, teacher)
+        elif model.lm_head is None:
             yield f"{name} has no language-model head; choose another teacher"
         if teacher.vocab_size != student.vocab_size:
             yield (
@@ -194,6 +211,22 @@ class DistillSettings(ObjectiveSettings):
         if self.relations.weights:
             yield from self._mismatches_of_relations(
                 student, teacher, len(last_stack(model).block_of_layer)
+            )
+
+    def _mismatches_of_labels(self, student: ModelConfig, teacher: ModelConfig) -> Iterator[str]:
+        """Reasons why the probabilities of the labels cannot be compared."""
+        name = f"task.teacher: {self.teacher}"
+        if "sequence" not in teacher.chosen_heads:
+            yield f"{name} has no head for classes; choose a classifier"
+        elif (student.problem_type or SINGLE) != SINGLE:
+            yield (
+                f"task.of: distillation compares the probabilities of one label per text, and "
+                f"the data is for {student.problem_type}; use task.soft=0"
+            )
+        elif student.labels != teacher.labels:
+            yield (
+                f"{name} has the labels {', '.join(teacher.labels):.60}, the data "
+                f"{', '.join(student.labels):.60}; use data with the teacher's labels"
             )
 
     def _mismatches_of_relations(
@@ -293,15 +326,30 @@ class Distill(Objective):
     ) -> Evaluation:
         return self.objective.evaluate(model, rows, examples, context)
 
+    def score_notes(self) -> Sequence[str]:
+        return self.objective.score_notes()
+
+    def constant_answer(self, examples: Any) -> ConstantAnswer | None:
+        return self.objective.constant_answer(examples)
+
+    def save(self, folder: Path) -> None:
+        self.objective.save(folder)
+
     # --- loss -------------------------------------------------------------------------------------
 
     def counts(self, batch: Any) -> dict[str, int]:
-        """The counts of the wrapped objective; the count of the teacher's terms is the number of
-        input tokens.
+        """The counts of the wrapped objective, and those of the teacher's terms: input tokens of
+        the last stack, or texts for the probabilities of classes.
         """
-        return self.objective.counts(batch) | dict.fromkeys(
-            self._weights, batch.inputs.packing.n_real
-        )
+        tokens = getattr(batch, "target", batch.inputs).packing.n_real
+        counts = dict.fromkeys(self._weights, tokens)
+        if self._compares_classes and "soft" in counts:
+            counts["soft"] = batch.tokens
+        return self.objective.counts(batch) | counts
+
+    @property
+    def _compares_classes(self) -> bool:
+        return self.settings.of.kind == "classify"
 
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
         """The weighted terms of the wrapped objective, and the teacher's: soft, cosine, and one per
@@ -311,13 +359,13 @@ class Distill(Objective):
         if self.settings.relations.weights:
             modules.append(self_attention(model))
         recorded, wrapped = _record(modules, lambda: self.objective.loss(model, batch))
-        count = batch.inputs.packing.n_real
+        counts = self.counts(batch)
         weights = self._weights
         hard = self.settings.hard
         compared = self._compare(model, *recorded)
         terms = {name: replace(term, weight=term.weight * hard) for name, term in wrapped.items()}
         return terms | {
-            name: LossTerm(total, count, weights[name]) for name, total in compared.items()
+            name: LossTerm(total, counts[name], weights[name]) for name, total in compared.items()
         }
 
     @property
@@ -340,11 +388,21 @@ class Distill(Objective):
         modules = [self_attention(teacher, settings.relations.teacher_layer)] if names else []
         with torch.no_grad():
             teacher_attention, out = _record(modules, lambda: teacher(*call.args))
-        real = call.args[0].packing.n_real  # causal and masked models read packed rows
+        # All of these models read packed rows; an encoder-decoder also the target.
+        read = [inputs for inputs in call.args if inputs is not None][-1]
+        real = read.packing.n_real
         states = call.out[0, :real]
         teacher_states = out[0, :real]
         losses: dict[str, Tensor] = {}
-        if settings.soft:
+        if settings.soft and self._compares_classes:
+            logits, targets = (
+                model.apply_heads(hidden, call.args[0], ["sequence"])["sequence"]
+                for model, hidden in ((student, call.out), (teacher, out))
+            )
+            losses["soft"] = distillation_losses.class_target_loss(
+                logits, targets, settings.temperature
+            )
+        elif settings.soft:
             head = student.lm_head
             teacher_head = teacher.lm_head
             assert head is not None and teacher_head is not None

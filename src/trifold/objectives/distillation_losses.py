@@ -88,6 +88,15 @@ class _SoftTargets(torch.autograd.Function):
 soft_target_loss: Callable[..., Tensor] = _SoftTargets.apply
 
 
+def class_target_loss(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """τ² · KL of the classes (B, C) of a student from those of a teacher, summed over the rows,
+    float32 or float64.
+    """
+    log_p = (widened(targets) / temperature).log_softmax(-1)
+    log_q = (widened(logits) / temperature).log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum() * temperature**2
+
+
 def cosine_loss(states: Tensor, targets: Tensor) -> Tensor:
     """Both (N, E) -> 1 − cosine, summed over the rows, float32 or float64."""
     return (1 - F.cosine_similarity(widened(states), widened(targets), dim=-1)).sum()

@@ -214,7 +214,8 @@ class ObjectiveSettings(Settings):
     supports_cache: whether it reads tokens from data.cache. shapes, heads: model shapes that the
     objective supports, and heads that it requires. defaults: settings, by group, of a recipe with
     neither model.preset nor model.shape.
-    special: settings of a new tokenizer that the objective requires with any model.
+    special: settings of a new tokenizer that the objective requires with any model. wraps: whether
+    it trains another objective, its setting `of`.
     """
 
     data_kind: ClassVar[DataKind] = "documents"
@@ -226,6 +227,7 @@ class ObjectiveSettings(Settings):
     heads: ClassVar[tuple[Head, ...]] = ("lm",)
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     special: ClassVar[Mapping[str, Any]] = {}
+    wraps: ClassVar[bool] = False
 
     if TYPE_CHECKING:  # declared by each subclass, whose fields keep their order
 
