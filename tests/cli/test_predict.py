@@ -38,6 +38,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return paths
 
 
+# The tasks that give a line for a line.
+LINE_TASKS = [name for name in TASKS if name not in ("search", "choose", "features")]
+
+
 def inputs_of(task: str) -> list[str]:
     """Lines of input for a task."""
     if task == "fill-mask":
@@ -45,7 +49,7 @@ def inputs_of(task: str) -> list[str]:
     return [f"{line}\t{CONTEXT}" for line in LINES] if TASKS[task].pairs == "must" else LINES
 
 
-@pytest.mark.parametrize("task", [name for name in TASKS if name not in ("search", "choose")])
+@pytest.mark.parametrize("task", LINE_TASKS)
 def test_each_input_line_gives_one_output_line(trifold, models, task):
     lines = inputs_of(task)
     stdin = "\n".join([lines[0], "", *lines[1:], "   "]).encode() + b"\n"
@@ -66,7 +70,7 @@ def test_unknown_words_are_reported(trifold, models):
     assert "read as [UNK]: " in pair.err and "'☃'" in pair.err and "\x1b" not in pair.err
 
 
-@pytest.mark.parametrize("task", [name for name in TASKS if name not in ("search", "choose")])
+@pytest.mark.parametrize("task", LINE_TASKS)
 def test_json_equals_the_python_result(trifold, models, task):
     pipe = library.load(models[task])
     lines = inputs_of(task)

@@ -74,7 +74,7 @@ def test_unsupported_tasks_are_errors(task):
 
 
 def test_a_decoder_does_not_fill_masks():
-    assert supported_tasks(config("decoder", "lm")) == ["embed", "search"]
+    assert supported_tasks(config("decoder", "lm")) == ["embed", "search", "features"]
     assert "fill-mask" in supported_tasks(config("encoder-decoder", "lm"))
 
 

@@ -38,6 +38,7 @@ from trifold.cli.progress import TextProgress
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, image_inputs, is_table, open_table
 from trifold.cli.terminal import check_output, open_output, print_note, print_result
+from trifold.data.dialects import Dialect
 from trifold.data.files import TABLE_FORMATS, list_files
 from trifold.errors import DataError, UsageError, check_utf8, plural
 
@@ -50,10 +51,11 @@ EXAMPLES = (
     'trifold predict bert-base-uncased "Paris is the [MASK] of France."',
     "trifold predict runs/reviews - --json < reviews.txt",
     "trifold predict runs/spam mails.csv --out found.csv --threshold spam=0.9",
-    "trifold predict google/vit-base-patch16-224 cat.jpg dog.png",
+    'trifold predict bert-base-uncased "I love dogs." "Dogs bark." --word dogs',
 )
 # Pictures, or texts of a generation model, that are read before the first prediction.
 SMALL_BATCH = 64
+ARRAYS = ".npz"  # the suffix of arrays
 # Options of the tasks.
 OPTIONS = {
     "top_k": option(
@@ -78,9 +80,13 @@ OPTIONS = {
         int, "answer: tokens of a window over a long context.", min=1, show_default="384"
     ),
     "stride": option(int, "answer: tokens that windows share.", min=0, show_default="128"),
+    "layer": option(
+        int, "features: after this layer; 0: the embeddings.", min=0, show_default="the last"
+    ),
+    "word": option(str, "features: compare the vectors of this word in the texts.", metavar="WORD"),
     "pooling": option(
         Literal["mean", "cls", "last", "max", "pooler"],
-        "embed: which states.",
+        "embed, features: which states make the vector of a text.",
         show_default="mean, or that of the folder",
     ),
     "normalise": option(bool, "embed: vectors of length 1.", "--normalise/--no-normalise"),
@@ -96,7 +102,7 @@ OPTIONS = {
         bool,
         "Read special tokens that are written in a text, such as [SEP], as tokens.",
         "--parse-special/--no-parse-special",
-        show_default="fill-mask, embed, search: as transformers; else no",
+        show_default="fill-mask, embed, search, features: as transformers; else no",
     ),
     "on_overflow": option(
         Literal["error", "truncate"],
@@ -110,7 +116,15 @@ PANELS = {
     "Classification": ("threshold", "choices"),
     "Tags": ("merge",),
     "Answers": ("max_answer_length", "impossible", "max_length", "stride"),
-    "Vectors and search": ("pooling", "normalise", "prompt", "prompt_name", "corpus"),
+    "Vectors and search": (
+        "layer",
+        "word",
+        "pooling",
+        "normalise",
+        "prompt",
+        "prompt_name",
+        "corpus",
+    ),
     "How texts are read": ("tsv", "as_text", "parse_special", "on_overflow"),
     "Model and machine": ("tokenizer", "device", "dtype", "batch_size"),
 }
@@ -133,7 +147,8 @@ def run(
         str | None,
         typer.Option(
             metavar="TASK",
-            help="fill-mask, classify, choose, tag, answer, next-sentence, embed or search.",
+            help="fill-mask, classify, choose, tag, answer, next-sentence, embed, search or "
+            "features.",
             show_default="by the heads of the model",
         ),
     ] = None,
@@ -178,17 +193,25 @@ def run(
     # that is too long may continue with another --on-overflow.
     command = repr({**locals(), "overwrite": None, "options": {**options, "on_overflow": None}})
     load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
+    word = options.pop("word")
+    if word is not None and task is None:
+        task = "features"
+    _check_features(task, out, word, as_json=json)
     request = PredictRequest(
         model, find_recipe(model), text or [], pair or [], task, options, probabilities, tsv, load
     )
     are_rows = not as_text and _are_rows(request.texts, request.recipe)
     sources = list[str](filter(None, [options["corpus"]]))
-    if are_rows:
+    has_arrays = out is not None and out.suffix == ARRAYS
+    if are_rows and not has_arrays and word is None:
         out = _check_format(out, request.texts[0])
     if is_table(request.texts, request.recipe) and not as_text:
         sources.append(request.texts[0])  # pictures are a folder, which may hold the output
     check_output(out, *sources, overwrite=overwrite)
-    if out is not None and are_rows:
+    if has_arrays or word is not None:
+        opened = _open_rows(request) if are_rows else _open_lines(request, as_text=as_text)
+        predictor = _predict_vectors(opened, batch_size, out, word, as_json=json)
+    elif out is not None and are_rows:
         predictor = _predict_rows(request, batch_size, out, command, overwrite=overwrite)
     else:
         as_json = json or (out is not None and out.suffix == ".jsonl")
@@ -247,6 +270,60 @@ class PredictRequest(NamedTuple):
         )
 
 
+class Opened(NamedTuple):
+    """The loaded model with its options, and what reads its inputs. dialect: of a table that is
+    read. is_piped: whether the inputs are lines of standard input.
+    """
+
+    predictor: Predictor
+    read_items: Callable[[], Iterator[Input]]
+    dialect: Dialect | None = None
+    is_piped: bool = False
+
+
+# --- vectors --------------------------------------------------------------------------------------
+
+
+def _check_features(task: str | None, out: Path | None, word: str | None, *, as_json: bool) -> None:
+    """Raises UsageError for features without a place, and for a word with another task."""
+    if word is not None and (task != "features" or out is not None):
+        raise UsageError("--word prints a table of features; leave --task and --out out")
+    if word is not None and not word.strip():
+        raise UsageError("--word: the word is empty; name one")
+    is_written = out is not None and out.suffix in (ARRAYS, ".jsonl")
+    if task == "features" and word is None and not (is_written or as_json):
+        raise UsageError(
+            "--task features gives a vector for every token: write them with --out FILE.npz, print "
+            "them with --json, or compare those of a word with --word"
+        )
+
+
+def _predict_vectors(
+    opened: Opened, batch_size: int | None, out: Path | None, word: str | None, *, as_json: bool
+) -> Predictor:
+    """Write the vectors of all inputs as arrays, or compare those of a word."""
+    from trifold.cli.arrays_output import check_arrays, write_arrays
+    from trifold.cli.word_output import print_word
+    from trifold.predict.features import check_layer
+
+    predictor = opened.predictor
+    progress = TextProgress()
+
+    def predict(n_read: int, indices: list[int], batch: list[Input]) -> Sequence[Any]:
+        return predictor.predict(batch, n_read, progress)
+
+    contents = partial(predictor.contents, is_piped=opened.is_piped)
+    size = batch_size or SMALL_BATCH
+    results = in_batches(opened.read_items(), size, contents, predict)
+    if out is not None:
+        check_arrays(out, predictor)
+        write_arrays(out, predictor, results)
+    elif word is not None:
+        layer = check_layer(predictor.config, predictor.options["layer"])
+        print_word(word, layer, results, as_json=as_json)
+    return predictor
+
+
 # --- rows of a table ------------------------------------------------------------------------------
 
 
@@ -256,17 +333,9 @@ def _predict_rows(
     """Write the rows of a table, or the pictures of a folder, with their predictions."""
     from trifold.cli.prediction_output import added_columns, cells
 
-    texts = request.texts
-    source = texts[0]
-    request.check_pairs(0, 1, texts=len(texts))
-    pipeline = request.load()
-    predictor = request.predictor(pipeline, is_rows=True)
-    read_items: Callable[[], Iterator[Input]] = partial(image_inputs, source)
-    dialect = None
-    if not pipeline.config.n_patches:
-        table = open_table(texts, predictor.task, request.recipe, request.pairs)
-        read_items = table.inputs
-        dialect = table.dialect()
+    source = request.texts[0]
+    opened = _open_rows(request)
+    predictor, read_items, dialect = opened.predictor, opened.read_items, opened.dialect
     columns = added_columns(predictor)
     size = batch_size or _usual_size(predictor)
 
@@ -285,6 +354,18 @@ def _predict_rows(
     form = Format.of(out, source, dialect)
     write_table(read_items, out, form, columns, key, size, rows, overwrite=overwrite)
     return predictor
+
+
+def _open_rows(request: PredictRequest) -> Opened:
+    """The model and the rows of a table, or the pictures of a folder."""
+    texts = request.texts
+    request.check_pairs(0, 1, texts=len(texts))
+    pipeline = request.load()
+    predictor = request.predictor(pipeline, is_rows=True)
+    if pipeline.config.n_patches:
+        return Opened(predictor, partial(image_inputs, texts[0]))
+    table = open_table(texts, predictor.task, request.recipe, request.pairs)
+    return Opened(predictor, table.inputs, table.dialect())
 
 
 def _are_rows(texts: Sequence[str], recipe: Recipe | None) -> bool:
@@ -346,6 +427,32 @@ def _predict_lines(
     """Print the prediction for each text, or for each line of standard input."""
     from trifold.cli.prediction_output import format_json, format_line
 
+    words = option_words(**request.options, json=as_json or None, out=out)
+    opened = _open_lines(request, as_text=as_text, words=words)
+    predictor = opened.predictor
+    progress = TextProgress()
+
+    def predict(n_read: int, indices: list[int], batch: list[Input]) -> Sequence[Any]:
+        return predictor.predict(batch, n_read, progress)
+
+    # A person who types expects an output after each line.
+    is_typed = opened.is_piped and sys.stdin.isatty()
+    size = 1 if is_typed else batch_size or _usual_size(predictor)
+    contents = partial(predictor.contents, is_piped=opened.is_piped)
+    with open_output(out) as results:
+        for item, prediction in in_batches(opened.read_items(), size, contents, predict):
+            if as_json:
+                line = format_json(item, predictor, prediction)
+            else:
+                line = format_line(predictor, prediction)
+            print_result(line, results)
+    return predictor
+
+
+def _open_lines(request: PredictRequest, *, as_text: bool, words: str = "") -> Opened:
+    """The model and the texts, or the lines of standard input. words: the options of the command as
+    they are typed.
+    """
     texts = request.texts
     pairs = request.pairs
     is_piped = reads_stdin(texts)
@@ -354,33 +461,16 @@ def _predict_lines(
     pipeline = request.load()
     if not (as_text or is_piped or pipeline.config.n_patches):
         choices = request.options["choices"] or ()
-        words = option_words(**request.options, json=as_json or None, out=out)
         check_no_files([*texts, *choices], Typed(f"predict {request.model}", words))
         pair = f"predict {request.model} TEXT --pair"
         check_no_files(pairs, Typed(pair, words, CONTENT))
     predictor = request.predictor(pipeline, is_rows=False)
     is_split = request.is_split or (predictor.needs_pairs and not pairs)
     if is_piped:
-        inputs = _inputs_of_lines(pairs, is_split=is_split)
+        read_items = partial(_inputs_of_lines, pairs, is_split=is_split)
     else:
-        inputs = _inputs_of_texts(texts, pairs, is_split=is_split)
-    progress = TextProgress()
-
-    def predict(n_read: int, indices: list[int], batch: list[Input]) -> Sequence[Any]:
-        return predictor.predict(batch, n_read, progress)
-
-    # A person who types expects an output after each line.
-    is_typed = is_piped and sys.stdin.isatty()
-    size = 1 if is_typed else batch_size or _usual_size(predictor)
-    contents = partial(predictor.contents, is_piped=is_piped)
-    with open_output(out) as results:
-        for item, prediction in in_batches(inputs, size, contents, predict):
-            if as_json:
-                line = format_json(item, predictor, prediction)
-            else:
-                line = format_line(predictor, prediction)
-            print_result(line, results)
-    return predictor
+        read_items = partial(_inputs_of_texts, texts, pairs, is_split=is_split)
+    return Opened(predictor, read_items, is_piped=is_piped)
 
 
 def _usual_size(predictor: Predictor) -> int:

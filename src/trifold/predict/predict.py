@@ -13,6 +13,7 @@ from trifold.predict.answer import answer
 from trifold.predict.choose import choose
 from trifold.predict.classify import classify, next_sentence
 from trifold.predict.embed import embed, search
+from trifold.predict.features import features
 from trifold.predict.fill_mask import fill_mask
 from trifold.predict.model_reader import ModelReader
 from trifold.predict.tag import tag
@@ -46,6 +47,7 @@ TASKS: dict[str, Task] = {
     "next-sentence": Task(next_sentence, "next-sentence", "must"),
     "embed": Task(embed, None, "may", parse_special=None),
     "search": Task(search, None, "never", parse_special=None),
+    "features": Task(features, None, "may", parse_special=None),
 }
 
 # Options of every task, passed to ModelReader.
@@ -61,8 +63,8 @@ READER_OPTIONS = (
 
 
 def supported_tasks(config: ModelConfig) -> list[str]:
-    """The tasks of a model with these heads. Every model can embed and search; a decoder cannot
-    fill masks.
+    """The tasks of a model with these heads. Every model can embed, search and give features; a
+    decoder cannot fill masks.
     """
     heads = set[Head | None](config.chosen_heads)
     if config.shape == "decoder":
@@ -218,6 +220,14 @@ class PredictMixin:
         prompt: put before each text; prompt_name: that of the folder with this name.
         """
         return self.predict(texts, task="embed", **options)
+
+    def features(self, texts: Any, **options: Any) -> Any:
+        """The vectors (`Features`) of the tokens of a text or an image after a layer.
+
+        layer: from 0, the embeddings; default: the last one, after the final norm. pooling: of the
+        vector of the whole text: mean (default), cls, last or max.
+        """
+        return self.predict(texts, task="features", **options)
 
     def search(self, queries: str | Sequence[str], texts: Iterable[str], **options: Any) -> Any:
         """The `top_k` (5) texts nearest to each query by the similarity of their vectors (`Found`),
