@@ -241,6 +241,10 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "decoder, shared blocks, reversible",
         "dynamic convolution",
     ),
+    "decoder: adaptive span": (
+        "decoder, rotary, sinks, shared keys, norm of heads",
+        "adaptive span, wide values",
+    ),
     "decoder: relative, additive": (
         "decoder, relative, shared keys",
         "additive",
@@ -311,6 +315,7 @@ BREAKS: dict[tuple[str, str], str] = {
         ): "the vectors of distances are projected once per batch, which is not counted"
         for part in ("relative sinusoids", "segment offsets", "two streams", "disentangled")
     },
+    ("flops", "adaptive span"): "plain kernels compute all keys within the largest span",
     ("flops", "fourier"): "the counter counts no transform",
     ("compile", "fourier"): "its shapes depend on values, so blocks.py leaves it out",
     ("flops", "lsh"): "short texts have fewer chunks",

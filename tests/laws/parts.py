@@ -173,6 +173,7 @@ VARIANTS: dict[str, Values] = {
     "projected tokens": {"token_projection": True},
     "stem": {"stem": (4,)},
     "additive": {"attention": "additive"},
+    "adaptive span": {"adaptive_span": {"size": 6, "ramp": 4}},
     "fourier": {"attention": "fourier"},
     "dynamic convolution": {
         **{"attention": "dynamic-convolution", "dynamic_convolution": {"kernels": (3, 5)}},

@@ -367,6 +367,14 @@ class AttentionPart(Part):
             return 0
         return 2 * config.n_heads * keys
 
+    def penalty_weight(self, config: CoreConfig) -> float:
+        """The weight of `penalty` in a loss of language models; 0 if there is none."""
+        return 0.0
+
+    def penalty(self, model: nn.Module) -> Tensor:
+        """What a loss adds for the parameters of the attentions of a model."""
+        raise NotImplementedError
+
     def recorded_keys(self, config: CoreConfig, keys: int) -> int:
         """For how many keys of a query of a text of so many its hook points have weights."""
         return keys

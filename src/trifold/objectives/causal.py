@@ -39,6 +39,7 @@ from trifold.errors import DataError, SettingsError
 from trifold.generation_config import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.packing import Packing
+from trifold.nn.parts import AttentionPart, part_of
 from trifold.objectives.batch import Batch, LossTerm, measure_tokens, pack, pad_end, token_loss
 from trifold.objectives.documents import Cut, DocumentChunks, describe_long
 from trifold.objectives.evaluation import EvalContext, EvalRun, Evaluation, Sample
@@ -143,11 +144,16 @@ class CausalSettings(ObjectiveSettings):
             objective, context.config_for(tokenizer), train, valid, lambda _epoch: redraws
         )
 
+    def _objective(self, tokenizer: Tokenizer, context: BuildContext) -> Causal:
+        config = context.model
+        penalty = part_of(AttentionPart, config).penalty_weight(config)
+        return Causal(self, tokenizer, context.width, self.router_loss(config), penalty)
+
     def _read_into_memory(self, context: BuildContext) -> LoadedTexts:
         """Training and validation text in memory."""
         train, valid = context.read(read_documents)
         tokenizer = context.load_or_train_tokenizer(lambda: train.texts, prepend_bos=self.begin)
-        objective = Causal(self, tokenizer, context.width, self.router_loss(context.model))
+        objective = self._objective(tokenizer, context)
         documents = objective.encode(train.texts)._replace(cut=context.data.cut)
         name = train.report.name
         lengths = documents.tokens.lengths
@@ -177,7 +183,7 @@ class CausalSettings(ObjectiveSettings):
         tokenizer = context.load_or_train_tokenizer(
             lambda: _sample_texts(context, side), prepend_bos=self.begin
         )
-        objective = Causal(self, tokenizer, context.width, self.router_loss(context.model))
+        objective = self._objective(tokenizer, context)
         train = _open_side(context, objective, side)
         for line in self._describe_unlabelled(train.starts):
             context.report(f"{train.report.name}: {line}")
@@ -325,7 +331,7 @@ def chunk_documents(
 
 class Causal(Objective):
     """Causal language model. width: tokens that the model reads at once. routers: the loss of its
-    routers, if any.
+    routers, if any. penalty: the weight of that of its attention (`AttentionPart.penalty`).
     """
 
     row_name = "pieces"
@@ -336,11 +342,13 @@ class Causal(Objective):
         tokenizer: Tokenizer,
         width: int,
         routers: RouterLoss | None = None,
+        penalty: float = 0.0,
     ) -> None:
         self.settings: CausalSettings = settings
         self.tokenizer = tokenizer
         self.width = width
         self.routers = routers or RouterLoss({}, 0)
+        self.penalty = penalty
         self.before = [tokenizer.required("bos")] if settings.begin else []
         # Other programs begin a text in the same way.
         self.save_options = {"prepend_bos": settings.begin}
@@ -414,11 +422,19 @@ class Causal(Objective):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         assert isinstance(batch.inputs.packing, Packing)
-        return super().counts(batch) | self.routers.counts(batch.inputs.packing)
+        counts = super().counts(batch) | self.routers.counts(batch.inputs.packing)
+        if self.penalty:
+            counts["penalty"] = batch.tokens
+        return counts
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         states, terms = self.routers.run(model, batch.inputs)
-        return {"tokens": token_loss(model, states[0], batch)} | terms
+        terms = {"tokens": token_loss(model, states[0], batch)} | terms
+        if self.penalty:
+            # The same for every token, so that it does not depend on how a batch is divided.
+            each = part_of(AttentionPart, model.config).penalty(model)
+            terms["penalty"] = LossTerm(each * batch.tokens, batch.tokens, self.penalty)
+        return terms
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         return measure_tokens(model, model(batch.inputs)[0], batch)

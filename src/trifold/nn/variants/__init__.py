@@ -15,6 +15,7 @@ from trifold.nn.checks import first_problem
 from trifold.nn.config import CoreConfig
 from trifold.nn.registry import register
 from trifold.nn.variants import (
+    adaptive_span,
     additive,
     alibi,
     axial,
@@ -41,6 +42,7 @@ from trifold.nn.variants import (
     two_streams,
     windows,
 )
+from trifold.nn.variants.adaptive_span import AdaptiveSpan
 from trifold.nn.variants.convolution import Convolution
 from trifold.nn.variants.dynamic_convolution import DynamicConvolution
 from trifold.nn.variants.experts import Experts
@@ -62,13 +64,14 @@ VARIANTS = (
     disentangled,
     # Attention
     additive,
+    adaptive_span,
+    dynamic_convolution,
+    fourier,
     linear_attention,
     low_rank,
     spans,
     lsh,
     latent,
-    dynamic_convolution,
-    fourier,
     # Rules, in the order in which they change a mask and describe it, with the attention and the
     # walk of each
     two_streams,
@@ -101,6 +104,9 @@ class ModelConfig(CoreConfig):
     )
     lsh: LSH = Field(LSH(), description="lsh: hashing and chunks")
     latent: Latent | None = Field(None, description="multi-head latent attention")
+    adaptive_span: AdaptiveSpan | None = Field(
+        None, description="decoder: heads learn how far back they read"
+    )
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
     recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
 
