@@ -23,7 +23,7 @@ from trifold.hub.folder import describe_misfit, families_for
 from trifold.nn import Transformer
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
-from trifold.objectives import KINDS, answer, choose, embed, labels, settings_class, tag
+from trifold.objectives import KINDS, choose, embed, labels, questions, settings_class, tag
 from trifold.recipe import (
     Recipe,
     TrainSettings,
@@ -441,10 +441,11 @@ def test_a_shape_without_heads_gets_those_of_the_task(write, shape):
     text = f"task: {{kind: classify}}\ndata: {{train: a.tsv}}\nmodel: {{shape: {shape}, classifier_input: first}}\n"
     model = load_recipe(write(text)).model
     assert "sequence" in model.chosen_heads
-    assert (model.classifier_input, model.norm_placement) == ("first", "post")
+    norm = {"encoder": "post", "decoder": "pre"}[shape]  # of the core, and of GPT-2
+    assert (model.classifier_input, model.norm_placement) == ("first", norm)
 
 
-@pytest.mark.parametrize("kind", [*TASKS, "translate", "denoise"])
+@pytest.mark.parametrize("kind", [*TASKS, "denoise"])
 def test_a_shape_that_the_task_does_not_support_is_an_error(write, kind):
     wrong = "encoder-decoder" if kind in TASKS else "decoder"
     text = f"task: {{kind: {kind}}}\ndata: {{train: a.txt}}\nmodel: {{shape: {wrong}}}\n"
@@ -595,7 +596,7 @@ def test_an_unknown_key_names_the_one_that_is_meant(key, meant):
 
 def test_the_usual_columns_are_those_that_tasks_read():
     tables: list[dict[str, Any]] = [embed.COLUMNS]
-    tables += [task.ROLES for task in (answer, choose, image_sets, labels, tag)]
+    tables += [task.ROLES for task in (choose, image_sets, labels, questions, tag)]
     rare = {"id", "start", *choose.COLUMNS}
     assert {*DataSettings.usual_keys["columns"]} == {*chain(*tables)} - rare
 

@@ -29,7 +29,8 @@ Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Bounded = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-DEFAULT_MAX_NEW_TOKENS = 50  # plus the tokens of the source, for an encoder-decoder
+# Plus the tokens of the source, for an encoder-decoder and for a decoder with a prompt.
+DEFAULT_MAX_NEW_TOKENS = 50
 SAMPLING = ("temperature", "top_k", "top_k_form", "top_p", "min_p", "typical_p")
 BEAMS = (
     *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "renormalize_logits"),
@@ -50,7 +51,7 @@ class GenerationConfig(Settings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     max_new_tokens: int | None = Field(None, gt=0)
-    """maximum new tokens; default: 50, plus the source length for translation"""
+    """maximum new tokens; default: 50, plus the source length unless a text is continued"""
     min_new_tokens: int | None = Field(None, ge=0, description="minimum number of new tokens")
     max_length: int | None = Field(
         None, gt=0, description="maximum length, prompt or start token included"
@@ -143,6 +144,9 @@ class GenerationConfig(Settings):
     begin_suppress_tokens: list[Id] | None = None
     """ids that are not the first token of an output, or the first after forced_bos_token_id"""
 
+    prompt: str | None = Field(None, min_length=1)
+    """template that a text is put into, such as "{source} TL;DR:"; default: that of the training"""
+
     source_language: str | None = None
     """language of the text, as in the tokenizer (eng_Latn, en_XX, en); default: the tokenizer's"""
     target_language: str | None = None
@@ -181,6 +185,15 @@ class GenerationConfig(Settings):
             remedy = "for greedy decoding, leave it out and set do_sample to false"
             raise ValueError(f"{value} is below {SMALLEST:g}; {remedy}")
         return value
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _check_prompt(cls, value: object) -> object:
+        if value is None:
+            return None
+        from trifold.text.prompts import Prompt  # most commands read no text
+
+        return Prompt.parse(value).text
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:

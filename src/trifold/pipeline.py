@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import torch
 from torch import Tensor
@@ -20,8 +20,13 @@ from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.int8 import Int8Weight
 from trifold.generate.search import generate_tokens, stream_text
 from trifold.generate.stopping import Hypothesis, OutputLimit, output_limit
-from trifold.generate.streaming import truncate_at_stop
-from trifold.generation_config import GenerationConfig, resolve, with_generation_options
+from trifold.generate.streaming import truncate_at_stop, without_first_space
+from trifold.generation_config import (
+    DEFAULT_MAX_NEW_TOKENS,
+    GenerationConfig,
+    resolve,
+    with_generation_options,
+)
 from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.card import Origin, read_origin, write_derived_card
 from trifold.hub.files import naming
@@ -34,13 +39,14 @@ from trifold.memory import find_device
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
-from trifold.predict.predict import PredictMixin, choose_task
+from trifold.predict.predict import PredictMixin, choose_task, second_texts
 from trifold.predict.trace import Function, Trace, run_with
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer
 from trifold.text.encoded import check_strings, truncate_ids
 from trifold.text.folder import read_tokenizers
 from trifold.text.languages import set_language
+from trifold.text.prompts import Prompt, encode_prompts
 from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -53,6 +59,13 @@ TRANSFORMER_LENS = {
     "run_with_hooks": "`run_with(text, hooks={name: function})`",
     "to_str_tokens": "`trace(text).tokens`",
 }
+
+
+class Written(NamedTuple):
+    """An answer that a model has written, and the score of the output."""
+
+    text: str
+    score: float
 
 
 class Pipeline(PredictMixin):
@@ -133,6 +146,11 @@ class Pipeline(PredictMixin):
         """As `PredictMixin.predict`; of a table (a data frame, a list of dicts, a dataset), the
         columns are read that this task is trained on.
         """
+        prompt = self.prompt
+        if prompt is not None and prompt.is_question and task in (None, "answer"):
+            if is_frame(texts):
+                texts, pairs = _read_inputs(texts, "answer")
+            return self._write_answers(plain_column(texts), plain_column(pairs), **options)
         if is_frame(texts):
             task = choose_task(self.config, task)
             layout = "images" if self.config.n_patches else task  # see `find_layouts`
@@ -357,6 +375,20 @@ class Pipeline(PredictMixin):
 
     translate = generate
 
+    def _write_answers(
+        self, questions: str | Sequence[str], contexts: Any, **options: Any
+    ) -> list[Written] | list[list[Written]]:
+        """The answers of a model that writes them, for each question the outputs, best first.
+        options: those of `generate`.
+        """
+        single = isinstance(questions, str)
+        texts = [questions] if isinstance(questions, str) else [*questions]
+        (second,) = second_texts("answer", texts, contexts)
+        outputs = self.hypotheses(texts, contexts=second, **options)
+        decoded = iter(self.decode([one.tokens for of in outputs for one in of], **options))
+        answers = [[Written(next(decoded), one.score) for one in of] for of in outputs]
+        return answers[0] if single else answers
+
     @with_generation_options
     def hypotheses(
         self,
@@ -365,6 +397,7 @@ class Pipeline(PredictMixin):
         first: int = 0,
         on_done: Callable[[int], None] | None = None,
         max_source: int | None = None,
+        contexts: Sequence[str] | None = None,
         **arguments: Any,
     ) -> list[list[Hypothesis]]:
         """All outputs of each text (num_return_sequences) with their scores.
@@ -372,11 +405,12 @@ class Pipeline(PredictMixin):
         first: number of texts[0] in the whole input, so that sampling part by part draws the same
             as a single call.
         on_done: called with the number of texts that were finished.
-        max_source: tokens to which texts are truncated.
+        max_source: tokens to which texts are truncated. contexts: see `read`.
         """
         draft, config = self._options(**arguments)
         texts = _sources(texts)
-        rows = self.read(texts, max_source or sys.maxsize, **reading_options(config))
+        reading = {"contexts": contexts, **reading_options(config)}
+        rows = self.read(texts, max_source or sys.maxsize, **reading)
         options: dict[str, Any] = {"first": first, "on_done": on_done, "draft": draft}
         return generate_rows(
             self.model, Ragged.of(rows), config, codec=self.target_tokenizer, **options
@@ -409,15 +443,39 @@ class Pipeline(PredictMixin):
                 on_end(outputs[0])
 
         parts = stream_text(self.model, inputs, config, self.writer, draft=draft, on_end=report_end)
-        yield from (part for _, part in parts)
+        texts = (part for _, part in parts)
+        yield from texts if config.prompt is None else without_first_space(texts)
 
-    def limit(self, text: str, **arguments: Any) -> OutputLimit:
-        """The largest number of output tokens for this text and what sets it; the arguments are
-        those of `generate`.
+    def limit(self, text: str, context: str | None = None, **arguments: Any) -> OutputLimit:
+        """The largest number of output tokens for this text, or a question and its context, and
+        what sets it; the other arguments are those of `generate`.
         """
         _, config = self._options(**arguments)
-        rows = self.read([text], **reading_options(config))
+        contexts = None if context is None else [context]
+        rows = self.read([text], contexts=contexts, **reading_options(config))
         return output_limit(config, self.config, len(rows[0]))
+
+    def longest_source(self, most: int = sys.maxsize) -> int:
+        """The number of tokens of the longest row that can be read for a text of at most `most`
+        tokens: the positions of the model, without room for an output that follows a prompt.
+        """
+        positions = self.config.max_positions
+        prompt = self.prompt
+        if prompt is None or self.config.encoder_layers:
+            return min(most, positions)
+        bare = self.reader.rows([prompt.fill(dict.fromkeys(prompt.names, ""))])
+        room = self.generation.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        return min(most + len(bare[0].ids), positions - min(room, positions // 4))
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """The template that a text is put into, which the model was trained with."""
+        return self.prompt_for(None)
+
+    def prompt_for(self, text: str | None) -> Prompt | None:
+        """The requested template, or that of the model."""
+        text = text or self.generation.prompt
+        return None if text is None else Prompt(text)
 
     def parses_special(self, parse_special: bool | None = None) -> bool:
         """Whether special tokens in a text are parsed: as requested, as generation_config.json
@@ -436,23 +494,30 @@ class Pipeline(PredictMixin):
         *,
         language: str | None = None,
         parse_special: bool | None = None,
+        prompt: str | None = None,
+        contexts: Sequence[str] | None = None,
     ) -> list[list[int]]:
         """The ids of each text, with special tokens, and with an end token for an encoder,
         truncated to `limit`.
 
         language: that of the texts, for a tokenizer that adds its token; default: the tokenizer's.
-        parse_special: see `parses_special`. Raises DataError for a text without tokens, UsageError
-        for an unknown language.
+        parse_special: see `parses_special`. prompt: the template that the texts are put into, by
+        default that of the model. contexts: those of the questions, for a prompt that names both.
+        Raises DataError for a text without tokens, UsageError for an unknown language.
         """
         check_strings(texts)
-        encoded = self.reader.rows(texts, special_in_text=self.parses_special(parse_special))
+        parses = self.parses_special(parse_special)
+        template = self.prompt_for(prompt)
+        if template is not None:
+            self._check_filled(self.reader.encode(texts), "put into the prompt")
+            texts = self._fill(template, texts, contexts, limit, parses=parses)
+        encoded = self.reader.rows(texts, special_in_text=parses)
         has_encoder = self.config.shape == "encoder-decoder"
         # row.texts has None for each special token.
-        empty = [all(text is None for text in row.texts) for row in encoded]
-        if any(empty):
-            place = f"text {empty.index(True) + 1} of {len(texts)}"
-            purpose = "translate" if has_encoder else "continue"
-            raise DataError(f"{place} has no tokens: nothing to {purpose}")
+        purpose = "translate" if has_encoder else "continue"
+        self._check_filled(
+            [[text for text in row.texts if text is not None] for row in encoded], purpose
+        )
         rows = [list(row.ids) for row in encoded]
         if language is not None:
             rows = set_language(encoded, language, self.reader.languages)
@@ -466,12 +531,47 @@ class Pipeline(PredictMixin):
                     ids.append(end)
         return [truncate_ids(ids, limit, end) for ids in rows]
 
+    def _check_filled(self, rows: Sequence[Sequence[Any]], purpose: str) -> None:
+        """Raises DataError if one of the rows is empty. purpose: of a text."""
+        empty = next((number for number, row in enumerate(rows, start=1) if not row), None)
+        if empty is not None:
+            raise DataError(f"text {empty} of {len(rows)} has no tokens: nothing to {purpose}")
+
+    def _fill(
+        self,
+        prompt: Prompt,
+        texts: Sequence[str],
+        contexts: Sequence[str] | None,
+        limit: int,
+        *,
+        parses: bool,
+    ) -> list[str]:
+        """The prompts of texts, or of questions and their contexts, shortened to `limit` tokens.
+        Raises UsageError for questions without contexts.
+        """
+        if prompt.is_question and contexts is None:
+            raise UsageError(
+                "this model answers questions about a text; use `trifold predict MODEL QUESTION "
+                "--context TEXT`, or `answer(questions, contexts)` in Python"
+            )
+
+        def encode(filled: list[str]) -> list[list[int]]:
+            return [row.ids for row in self.reader.rows(filled, special_in_text=parses)]
+
+        both = zip(texts, contexts or [""] * len(texts), strict=True)
+        values = [prompt.values(text, context) for text, context in both]
+        sizes = [limit] * len(values)
+        return encode_prompts(prompt, values, sizes, self.reader, encode).texts
+
     def decode(self, outputs: Sequence[Sequence[int]], **arguments: Any) -> list[str]:
         """The text of each output, up to the first of the stop strings in these arguments of
-        `generate`.
+        `generate`, without the space between a prompt and its output.
         """
-        stops = self._options(**arguments)[1].stop_strings or ()
-        return [truncate_at_stop(text, stops) for text in self.writer.decode(outputs)]
+        config = self._options(**arguments)[1]
+        texts = self.writer.decode(outputs)
+        if config.prompt is not None:
+            texts = [text.lstrip() for text in texts]
+        return [truncate_at_stop(text, config.stop_strings or ()) for text in texts]
 
     # --- disk -------------------------------------------------------------------------------------
 
@@ -543,7 +643,11 @@ class Pipeline(PredictMixin):
 
 def reading_options(config: GenerationConfig) -> dict[str, Any]:
     """The options of `Pipeline.read` among those of a generation."""
-    return {"language": config.source_language, "parse_special": config.parse_special}
+    return {
+        "language": config.source_language,
+        "parse_special": config.parse_special,
+        "prompt": config.prompt,
+    }
 
 
 def _sources(texts: Any) -> Any:

@@ -112,7 +112,7 @@ def test_the_error_of_a_key_is_not_below_the_defaults(write, capsys, key):
 
 
 def test_a_recipe_that_names_a_model_keeps_the_fixed_defaults(write, capsys):
-    for model in ("preset: gpt2", "shape: decoder"):
+    for model in ("preset: gpt2", "shape: decoder, n_layers: 2"):
         recipe = load_recipe(write(SENTENCE, f"model: {{{model}}}\n"))
         assert recipe.train == TrainSettings()
         assert (recipe.data.holdout, capsys.readouterr().err) == (0, "")

@@ -48,7 +48,10 @@ UPDATES = 2
 WORLDS = {"1": 1, "2": 2, "2 sharded": 2}
 ALL_FORMS = "--all" in sys.argv  # for the table of docs/machines.md
 # Without --all: objectives that compute as another one does, and those that run in bfloat16 too.
-SIMILAR = ("summarize", "text-to-text", "denoise", "distill", "masked", "classify, decoder")
+SIMILAR = (
+    *("summarize", "text-to-text", "denoise", "distill", "masked", "classify, decoder"),
+    *("answer, decoder", "text-to-text, decoder"),
+)
 IN_BFLOAT16 = (
     "causal",
     "images",
@@ -81,6 +84,9 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], str | None, dict[str, Any], dict[str
     "translate": ({"kind": "translate"}, "pairs.tsv", CHARACTERS, SIZES),
     "summarize": ({"kind": "summarize"}, "pairs.tsv", CHARACTERS, LONG),
     "text-to-text": ({"kind": "text-to-text", "parts": PARTS}, None, CHARACTERS, LONG),
+    "translate, decoder": ({"kind": "translate"}, "pairs.tsv", CHARACTERS, DECODER | {"max_positions": 80}),
+    "answer, decoder": ({"kind": "answer"}, "answers.jsonl", CHARACTERS, DECODER | {"max_positions": 99}),
+    "text-to-text, decoder": ({"kind": "text-to-text", "parts": PARTS}, None, CHARACTERS, DECODER | {"max_positions": 80}),
     "causal": (CAUSAL, "text.txt", CHARACTERS, GPT2),
     "causal, experts": (CAUSAL | {"balance_loss": 0.5}, "text.txt", CHARACTERS, DECODER | EXPERTS),
     "masked": ({"kind": "masked"}, "text.txt", MASKS, BERT),

@@ -82,12 +82,13 @@ def generate_batches(
     limits = list[str | None]()
     unknown = list[str]()
     parse_special = settings.get("parse_special")
+    reading = {"parse_special": parse_special, "prompt": settings.get("prompt")}
     holes = dict[str, None]()
 
     def generate(n_before: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
         places = [f"line {n_before + index + 1}" for index in indices]
         longest = pipeline.config.max_positions
-        check_lengths(pipeline, sources, places, longest, "split the line", parse_special)
+        check_lengths(pipeline, sources, places, longest, "split the line", **reading)
         unknown.extend(unknown_words(pipeline.reader, sources))
         holes.update(dict.fromkeys(unparsed_holes(pipeline, sources, parse_special)))
         generated = generate_outputs(pipeline, sources, settings, on_done=progress, first=n_before)
@@ -107,12 +108,12 @@ def check_lengths(
     places: Sequence[str],
     longest: int,
     remedy: str | None,
-    parse_special: bool | None = None,
+    **reading: Any,
 ) -> list[int]:
     """The number of tokens beyond `longest` of each text. Raises DataError for a text with such
-    tokens, unless `remedy` is None.
+    tokens, unless `remedy` is None. reading: options of `Pipeline.read`.
     """
-    rows = pipeline.read(texts, parse_special=parse_special)
+    rows = pipeline.read(texts, **reading)
     excess = [max(0, len(ids) - longest) for ids in rows]
     number = next((number for number, tokens in enumerate(excess) if tokens), None)
     if number is None or remedy is None:
@@ -216,12 +217,16 @@ def generate_outputs(
     """The outputs for each text, best first; settings, options and errors are those of
     `Pipeline.hypotheses`.
     """
+    contexts = options.get("contexts") or [None] * len(texts)
     hypotheses = pipeline.hypotheses(texts, **options, **settings)
     tokens = [hypothesis.tokens for of_text in hypotheses for hypothesis in of_text]
     decoded = iter(pipeline.decode(tokens, **settings))
     return [
-        [to_output(pipeline, text, next(decoded), hypothesis, settings) for hypothesis in of_text]
-        for text, of_text in zip(texts, hypotheses, strict=True)
+        [
+            to_output(pipeline, text, next(decoded), hypothesis, {"context": context, **settings})
+            for hypothesis in of_text
+        ]
+        for text, context, of_text in zip(texts, contexts, hypotheses, strict=True)
     ]
 
 

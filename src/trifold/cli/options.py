@@ -167,7 +167,9 @@ GENERATION_PANELS: dict[str, Sequence[str]] = {
         *("force_words", "bad_words", "suppress_tokens", "begin_suppress_tokens"),
         "forced_bos_token_id",
     ),
-    "Languages and special tokens": ("source_language", "target_language", "parse_special"),
+    "Prompt, languages and special tokens": (
+        *("prompt", "source_language", "target_language", "parse_special"),
+    ),
     "Speed and memory": (
         *("num_assistant_tokens", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
         *("cache", "prefill_chunk_size"),

@@ -114,7 +114,7 @@ def _names_of_parts(group: Sequence[str], parts: Parts) -> Sequence[str]:
 
 def _has_columns(group: Sequence[str], part: PartSettings) -> bool:
     """Whether files have what the template and the target of a part name."""
-    from trifold.objectives.text_to_text import split_template
+    from trifold.text.prompts import split_template
 
     columns = {*split_template(part.input)[1::2]}  # each between two literal texts
     if len(group) == 2:  # of lines

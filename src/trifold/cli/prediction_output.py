@@ -66,6 +66,8 @@ def _format_prediction(task: str, prediction: Any) -> str:
             return "\t".join(map(_format_tag, prediction))
         case "answer":
             return "\t".join(f"{_format_span(span)} {span.score:.4f}" for span in prediction)
+        case "generate":
+            return one_line(prediction[0].text)
         case "search":
             return "\n".join(
                 f"{hit.number}\t{hit.score:.4f}\t{one_line(hit.text)}" for hit in prediction

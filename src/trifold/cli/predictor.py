@@ -55,6 +55,8 @@ class Predictor:
     @property
     def needs_pairs(self) -> bool:
         """Whether an input is two texts."""
+        if self.generates:
+            return reads_questions(self.pipeline)
         return self.task in TASKS and TASKS[self.task].pairs == "must"
 
     @property
@@ -135,24 +137,32 @@ class Predictor:
         """The outputs for each input."""
         texts = [item.text for item in batch]
         places = [item.place for item in batch]
-        parse_special = self.options["parse_special"]
+        reading = {"parse_special": self.options["parse_special"]}
+        if self.needs_pairs:
+            reading["contexts"] = _second_texts(batch)
         longest = self._longest_source()
         remedy: str | None = "shorten it, or truncate it (--on-overflow truncate)"
         if self.options["on_overflow"] == "truncate":
             remedy = None
-        excess = check_lengths(self.pipeline, texts, places, longest, remedy, parse_special)
+        excess = check_lengths(self.pipeline, texts, places, longest, remedy, **reading)
         self.truncation.add(excess)
-        settings = given(parse_special=parse_special)
+        settings = given(parse_special=reading.pop("parse_special"))
         return generate_outputs(
-            self.pipeline, texts, settings, on_done=on_done, first=first, max_source=longest
+            self.pipeline,
+            texts,
+            settings,
+            on_done=on_done,
+            first=first,
+            max_source=longest,
+            **reading,
         )
 
     def _longest_source(self) -> int:
         """The number of tokens of the longest text: that of the training, or of the model."""
         positions = self.config.max_positions
-        if self.recipe is None:
-            return positions
-        return min(positions, getattr(self.recipe.task, "max_source", positions))
+        if self.recipe is not None:
+            positions = min(positions, getattr(self.recipe.task, "max_source", positions))
+        return self.pipeline.longest_source(positions)
 
     def _compare(
         self, texts: list[Any], second_texts: list[str], options: dict[str, Any]
@@ -196,6 +206,12 @@ class Predictor:
         return {label.label: label.score for label in self.labels_of(prediction)}
 
 
+def reads_questions(pipeline: Pipeline) -> bool:
+    """Whether the model writes answers to questions about a text, for which it has a prompt."""
+    prompt = pipeline.prompt
+    return prompt is not None and prompt.is_question
+
+
 def make_predictor(
     pipeline: Pipeline,
     recipe: Recipe | None,
@@ -213,8 +229,13 @@ def make_predictor(
     """
     others = dict(options)
     corpus = others.pop("corpus")
-    name = _choose_task(pipeline.config, recipe, task, corpus, is_rows=is_rows)
-    _check_options(pipeline.config, name, given(**others), has_pairs=has_pairs, every=every)
+    writes_answers = reads_questions(pipeline) and corpus is None and task in (None, "answer")
+    if writes_answers:
+        name = "generate"
+    else:
+        name = _choose_task(pipeline.config, recipe, task, corpus, is_rows=is_rows)
+    extra = has_pairs and not writes_answers
+    _check_options(pipeline.config, name, given(**others), has_pairs=extra, every=every)
     if name == "classify":
         others["top_k"] = _number_of_labels(pipeline.config, others, is_rows=is_rows)
     return Predictor(pipeline, name, others, recipe, corpus, every)

@@ -69,9 +69,9 @@ def output_limit(config: GenerationConfig, model: ModelConfig, length: int) -> O
     elif config.max_new_tokens is not None:
         limit = OutputLimit(config.max_new_tokens, "requested")
     else:
-        limit = OutputLimit(
-            (length if model.encoder_layers else 0) + DEFAULT_MAX_NEW_TOKENS, "default"
-        )
+        continues = not model.encoder_layers and config.prompt is None
+        source = 0 if continues else length
+        limit = OutputLimit(source + DEFAULT_MAX_NEW_TOKENS, "default")
     return OutputLimit(available, "positions") if available < limit.tokens else limit
 
 

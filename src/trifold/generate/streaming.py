@@ -2,7 +2,7 @@
 remove.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from trifold.generate.stopping import Codec
 from trifold.text.streaming import TextStream
@@ -53,3 +53,13 @@ def truncate_at_stop(text: str, stop_strings: Sequence[str]) -> str:
     """The text before the first stop string in it, or the whole text."""
     starts = [start for string in stop_strings if (start := text.find(string)) >= 0]
     return text[: min(starts, default=len(text))]
+
+
+def without_first_space(parts: Iterable[str]) -> Iterator[str]:
+    """The parts of a text, without the space at its beginning."""
+    begins = True
+    for part in parts:
+        text = part.lstrip() if begins else part
+        begins = begins and not text
+        if text:
+            yield text

@@ -76,7 +76,7 @@ TOKENS = (
     "bad_words_ids",
     "force_words_ids",
 )
-LISTS = (*TOKENS, *SUPPRESSED, "stop_strings", "bad_words", "force_words")
+LISTS = (*TOKENS, *SUPPRESSED, "stop_strings", "bad_words", "force_words", "prompt")
 MAX_VALUES = dict.fromkeys(SEARCH, 1_000) | dict.fromkeys(LISTS, 10_000) | {"num_beam_groups": 100}
 # Each step of a search compares every beam with every phrase that must appear.
 MAX_VALUES |= dict.fromkeys(("force_words", "force_words_ids"), 500)

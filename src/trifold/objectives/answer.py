@@ -11,10 +11,7 @@ predictions        the best span of all windows (`predict.answer`)
 scores             exact match and F1 of words; with unanswerable questions also those of each group
 """
 
-import ast
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,80 +20,53 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from trifold.data import Role, Rows, read_records
-from trifold.data.roles import check_text
-from trifold.data.squad import check_answers
+from trifold.data import Rows
 from trifold.errors import DataError, SettingsError, UsageError
-from trifold.nn import Transformer
+from trifold.nn import ModelConfig, Transformer
+from trifold.nn.config import Head, Shape
 from trifold.nn.packing import Packing
 from trifold.objectives.batch import Batch
-from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
+from trifold.objectives.evaluation import EvalRun, Evaluation
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.objective import ENCODER, BuildContext, TaskBundle
+from trifold.objectives.prompted import (
+    PROMPT,
+    PromptSettings,
+    bundle_prompted,
+    load_tokenizer,
+)
+from trifold.objectives.questions import (
+    place_of,
+    read_spans,
+    read_texts,
+    score_answers,
+)
+from trifold.objectives.write_answers import WriteAnswers
 from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
 from trifold.ragged import Ragged
-from trifold.scores.bootstrap import Resampled, mean_scorer
-from trifold.scores.squad import SquadScore, score_answer
 from trifold.text import Encoded
+from trifold.text.prompts import QUESTION
 from trifold.text.spans import Ids
-
-# --- columns --------------------------------------------------------------------------------------
-
-
-def _read_answers(value: Any, _place: str) -> Any:
-    """Answers: a list or an object of lists, also as JSON in the cell of a table, or one text. An
-    empty text means no answer.
-    """
-    if not isinstance(value, str) or value.lstrip()[:1] not in ("", "[", "{"):
-        return value
-    if not value.strip():
-        return []
-    for parse in (json.loads, ast.literal_eval):  # as JSON and as Python write lists
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return parse(value)
-    return value
-
-
-def _read_start(value: Any, _place: str) -> Any:
-    """The number in a cell of a table; pandas writes 17.0 in a column with empty cells."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            number = float(value)
-            if number.is_integer():
-                return int(number)
-    return value
-
-
-ROLES = {
-    "id": Role(
-        ("id", "qid", "question_id"),
-        lambda value, place: str(value),
-        required=False,
-        identifies=False,
-    ),
-    "question": Role(("question", "query"), check_text),
-    "context": Role(("context", "passage", "paragraph", "document", "text"), check_text),
-    "answers": Role(("answers", "answer", "answer_text"), _read_answers, identifies=False),
-    # Of an answer that is a text.
-    "start": Role(
-        ("answer_start",), _read_start, required=False, may_be_empty=True, identifies=False
-    ),
-}
-
 
 # --- settings -> rows -----------------------------------------------------------------------------
 
 
-class AnswerSettings(LabelledSettings):
+# Settings of answers that are spans.
+OF_SPANS = ("max_length", "stride", "max_answer_length", "impossible")
+
+
+class AnswerSettings(LabelledSettings, PromptSettings):
     """Settings of question answering; `data.columns` names the columns of question, context,
-    answers and id.
+    answers and id. An encoder finds the answer in the context, a decoder writes it.
     """
 
     pipeline_tag = "question-answering"
     command = 'predict {folder} "a question" --context "a text that contains the answer"'
-    shapes = ("encoder",)
+    shapes = ("encoder", "decoder")
     heads = ("span",)
     defaults = ENCODER
+    default_prompt = "{context}\nQuestion: {question}\nAnswer:"
+    prompt_names = QUESTION
     unused_keys = (*LabelledSettings.unused_keys, "data.source", "data.target")
 
     kind: Literal["answer"] = "answer"
@@ -116,9 +86,46 @@ class AnswerSettings(LabelledSettings):
         "of the evaluated questions has none",
     )
     best_by: Literal["loss", "exact_match", "f1"] = "f1"
+    prompt: str | None = PROMPT
+
+    @classmethod
+    def heads_for(cls, shape: Shape) -> tuple[Head, ...]:
+        return ("lm",) if shape == "decoder" else cls.heads
+
+    @classmethod
+    def defaults_for(cls, shape: Shape | None) -> Mapping[str, Mapping[str, Any]]:
+        defaults = super().defaults_for(shape)
+        if shape != "decoder":
+            return defaults
+        return {"model": defaults["model"], "batch": {"on_overflow": "truncate"}}
+
+    def model_problem(self, config: ModelConfig) -> str | None:
+        for key in OF_SPANS:
+            if config.shape == "decoder" and getattr(self, key) != _default_of(key):
+                return (
+                    f"task.{key}: is for answers that are spans, and a decoder writes its answers; "
+                    "remove it"
+                )
+        return super().model_problem(config)
+
+    def _build_prompted(self, context: BuildContext) -> TaskBundle:
+        """The task of a decoder."""
+        train, valid = context.read(read_texts)
+        names = self.chosen_prompt.names
+        columns = (train.columns[name] for name in names)
+        tokenizer, config = load_tokenizer(
+            context,
+            self.chosen_prompt,
+            lambda: [dict(zip(names, texts, strict=True)) for texts in zip(*columns, strict=True)],
+            train.targets,
+        )
+        objective = WriteAnswers(self, tokenizer, context.text_width)
+        return bundle_prompted(context, objective, config, train, valid)
 
     def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = context.read(_read_rows)
+        if context.model.shape == "decoder":
+            return self._build_prompted(context)
+        train, valid = context.read(read_spans)
         texts = [
             text for role in ("context", "question") for text in dict.fromkeys(train.columns[role])
         ]
@@ -136,42 +143,8 @@ class AnswerSettings(LabelledSettings):
         return TaskBundle(objective, objective.config, train, valid)
 
 
-def _read_rows(source: Any, settings: Any, split: str) -> Rows:
-    """The questions; the answers as {"text", "start"}, none if the question has no answer.
-
-    Raises DataError, which names file and id, for an answer that is not in its context.
-    """
-    rows = read_records(source, settings, ROLES, split)
-    columns = rows.columns
-    starts = rows.columns.pop("start")
-    for row, context in enumerate(columns["context"]):
-        answers = _listed(columns["answers"][row], starts[row], rows, row)
-        columns["answers"][row] = check_answers(answers, context, place_of(rows, row))
-    if missing := columns["answers"].count([]):
-        rows.report.notes.append(f"{missing:,} without an answer")
-    return rows
-
-
-def _listed(answers: Any, start: Any, rows: Rows, row: int) -> Any:
-    """The answers, of which a text that has a start is the only one."""
-    if isinstance(answers, str) and start is not None:
-        return [{"text": answers, "answer_start": start}]
-    if isinstance(answers, list | Mapping):
-        return answers
-    column = rows.report.columns.get("answers", "answers")
-    raise DataError(
-        f"{rows.report.name}:{rows.lines[row]}: {column!r} is {answers!r:.40}, expected a list of "
-        "answers, each with text and answer_start (no answer: []), or a text beside a column "
-        "answer_start"
-    )
-
-
-def place_of(rows: Rows, row: int) -> str:
-    """The file and the id of a question, or its line if it has no id."""
-    name = rows.columns["id"][row]
-    if name is None:
-        return f"{rows.report.name}:{rows.lines[row]}"
-    return f"{rows.report.name}, question {name!r:.80}"
+def _default_of(key: str) -> Any:
+    return AnswerSettings.model_fields[key].get_default()
 
 
 # --- examples, batches ----------------------------------------------------------------------------
@@ -320,24 +293,5 @@ class ExtractAnswers(LabelledObjective):
                 confidence = answers[0].score
             predictions.append(text)
             confidences.append(confidence)
-        references = [[answer["text"] for answer in answers] for answers in columns["answers"]]
-        score = SquadScore()
-        score.add(references, predictions)
-        pairs = zip(references, predictions, strict=True)
-        exact, f1 = zip(*(score_answer(*pair) for pair in pairs), strict=True)
-        means = {"exact_match": [100 * x for x in exact], "f1": [100 * x for x in f1]}
-        resampled = Resampled(mean_scorer(means), len(predictions), "questions")
-        expected = map(_expected_answer, references, predictions)
-        samples = [*map(Sample, columns["question"], expected, predictions)][: run.context.samples]
-        confidences = confidences[: len(samples)]
-        return Evaluation(score.values(), samples, [score.signature], confidences, resampled)
-
-
-def _expected_answer(references: Sequence[str], prediction: str) -> str:
-    """The answer to show beside a prediction: one that it matches exactly, or the first one; empty
-    if there is none.
-    """
-    is_exact, _ = score_answer(references, prediction)
-    if is_exact:
-        return prediction
-    return references[0] if references else ""
+        evaluation = score_answers(run.rows, predictions, run.context.samples)
+        return evaluation._replace(confidences=confidences[: len(evaluation.samples)])

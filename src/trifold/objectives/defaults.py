@@ -17,11 +17,13 @@ from trifold.hub.families import FAMILIES
 from trifold.hub.folder import family_name
 from trifold.hub.presets import PRESETS as PUBLISHED_PRESETS
 from trifold.hub.sentence_transformers import SentenceModules, read_modules
+from trifold.nn.config import Shape
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.data_size import measure_texts
 from trifold.objectives.objective import ObjectiveSettings
+from trifold.objectives.prompted import PromptSettings
 from trifold.settings import as_yaml, nearest
 
 # Limit of the tokens of the data, width and layers of a model for less.
@@ -56,8 +58,9 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
         values.setdefault("data", {})
     defaults: Defaults = {"tokenizer": objective.special}
     for_size: Defaults = {}
-    if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
-        defaults, config = _for_task(objective, start_from)
+    if objective.defaults and _is_open(groups["model"], objective):
+        shape = groups["model"].get("shape")
+        defaults, config = _for_task(objective, start_from, shape)
         if config is not None:
             _check_shape(objective, config, start_from)
             _check_tokenizer(written.get("tokenizer"))
@@ -68,6 +71,7 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
         for_size = _for_student(groups, objective)
     _add_missing(values, groups, defaults, for_size)
     _expand_preset(values, objective)
+    _add_prompt(values, objective)
     return [
         *_describe_added(groups, for_size),
         *_take_sizes(values, objective, groups["model"], written),
@@ -86,10 +90,22 @@ def complete_recorded(values: dict[str, Any]) -> None:
     if objective.data_kind == "parts":
         values.setdefault("data", {})
     defaults: Defaults = {"tokenizer": objective.special}
-    if objective.defaults and not {"preset", "shape"} & groups["model"].keys():
-        defaults = objective.defaults
+    if objective.defaults and _is_open(groups["model"], objective):
+        defaults = objective.defaults_for(groups["model"].get("shape"))
     _add_missing(values, groups, defaults, {})
     _expand_preset(values, objective)
+
+
+def _is_open(model: Mapping[str, Any], objective: type[ObjectiveSettings]) -> bool:
+    """Whether a recipe leaves the model to its task: it sets neither preset nor shape, or only
+    another shape of the task than its usual one, and no size.
+    """
+    if "preset" in model:
+        return False
+    if "shape" not in model:
+        return True
+    others = set(objective.shapes[1:])
+    return model["shape"] in others and not {"d_model", "n_layers"} & model.keys()
 
 
 def _find_objective(groups: Mapping[str, Any]) -> type[ObjectiveSettings] | None:
@@ -122,6 +138,17 @@ def _expand_preset(values: dict[str, Any], objective: type[ObjectiveSettings]) -
     preset = model.pop("preset", None)
     if preset is not None:
         values["model"] = {**objective.with_heads(_find_preset(preset)).model_dump(), **model}
+
+
+def _add_prompt(values: dict[str, Any], objective: type[ObjectiveSettings]) -> None:
+    """Record the default prompt of a task in the recipe of a decoder."""
+    shape = values.get("model", {}).get("shape")
+    task = values.get("task", {})
+    if shape != "decoder" or not issubclass(objective, PromptSettings) or "file" in task:
+        return
+    values["task"] = {"prompt": objective.default_prompt, **task}
+    if values["task"]["prompt"] is None:
+        values["task"]["prompt"] = objective.default_prompt
 
 
 def _find_preset(name: Any) -> ModelConfig:
@@ -186,17 +213,22 @@ def _take_sizes(
 
 
 def _for_task(
-    objective: type[ObjectiveSettings], start_from: Any
+    objective: type[ObjectiveSettings], start_from: Any, shape: Shape | None
 ) -> tuple[Defaults, ModelConfig | None]:
-    """The defaults of an objective, and the config of the model that training starts from, which
-    replaces some of them.
+    """The defaults of an objective for a shape, and the config of the model that training starts
+    from, which replaces some of them. Raises SettingsError if that has another shape.
     """
     if not isinstance(start_from, str):
-        return objective.defaults, None
+        return objective.defaults_for(shape), None
     start = resolve(start_from)
     config = _with_heads(start, objective)
+    if shape not in (None, config.shape):
+        raise SettingsError(
+            f"model.shape: {shape}, but the model of start_from ({start_from}) is of shape "
+            f"{config.shape}; leave out model.shape"
+        )
     defaults = {
-        **objective.defaults,
+        **objective.defaults_for(config.shape),
         "model": config.model_dump(),
         "tokenizer": {"file": str(start)},
     }
@@ -283,11 +315,12 @@ def _with_heads(folder: UntrustedPath, objective: type[ObjectiveSettings]) -> Mo
     """
     config = read_config(folder)
     family = FAMILIES[family_name(folder)]
+    needed = {*objective.heads_for(config.shape)}
     # Number of heads -> an architecture of the family that has those of the objective.
     by_heads = {
         len(fields["heads"]): name
         for name, fields in family.architectures.items()
-        if fields["shape"] == config.shape and {*objective.heads} <= {*fields["heads"]}
+        if fields["shape"] == config.shape and needed <= {*fields["heads"]}
     }
     if by_heads:
         fewest = by_heads[min(by_heads)]
@@ -339,6 +372,8 @@ def _for_size(
     else:
         tokens, longest = _size_of_texts(groups)
         width, layers = _size_of_model(groups, tokens)
+        if groups["model"].get("shape") == "decoder":  # which reads both sides of a row
+            longest *= 2
     if start is None:
         width = _number(groups["model"], "d_model", width)
         sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
@@ -358,7 +393,8 @@ def _size_of_model(groups: Mapping[str, Mapping[str, Any]], tokens: int) -> tupl
     """Width and layers of a model for data with this many tokens. Of pairs, an encoder reads one
     side and a decoder the other.
     """
-    if settings_class(_kind(groups)).data_kind == "pairs":
+    is_decoder = groups["model"].get("shape") == "decoder"
+    if settings_class(_kind(groups)).data_kind == "pairs" and not is_decoder:
         tokens //= 2
     return next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
 

@@ -10,13 +10,11 @@ from trifold.data.frames import Frame
 from trifold.data.roles import Role, Roles, check_text
 from trifold.data.tables import Keys
 from trifold.errors import UsageError
-from trifold.objectives import answer, choose, labels, summarize, tag
+from trifold.objectives import choose, labels, questions, summarize, tag
+from trifold.objectives.answer import AnswerSettings
 from trifold.objectives.objective import ObjectiveSettings
-from trifold.objectives.text_to_text import (
-    TextToTextSettings,
-    fill_template,
-    split_template,
-)
+from trifold.objectives.text_to_text import TextToTextSettings
+from trifold.text.prompts import fill_template, split_template
 
 # --- layouts --------------------------------------------------------------------------------------
 
@@ -85,6 +83,8 @@ def find_layouts(task: str, trained: ObjectiveSettings | None = None) -> dict[st
     if task == "generate" and isinstance(trained, TextToTextSettings):
         parts = trained.parts.items()
         return {name: _template_layout(split_template(part.input)) for name, part in parts}
+    if task == "generate" and isinstance(trained, AnswerSettings):
+        task = "answer"
     one = Layout.of(labels.ROLES, ("text",), _read_texts)
     two = Layout.of(labels.ROLES, ("text", "pair"), _read_texts)
     needed = {**labels.ROLES, "pair": labels.ROLES["pair"]._replace(required=True)}
@@ -94,7 +94,7 @@ def find_layouts(task: str, trained: ObjectiveSettings | None = None) -> dict[st
     source = Layout.of(summarize.ROLES, ("source",), lambda values: {"text": values["source"]})
     words = Layout.of(tag.ROLES, ("words",), lambda values: {"text": values["words"]}, _has_words)
     layouts = {
-        "answer": {"": Layout.of(answer.ROLES, ("question", "context"), _read_question)},
+        "answer": {"": Layout.of(questions.ROLES, ("question", "context"), _read_question)},
         "choose": {"": Layout.of(choose.ROLES, choices, _read_choices)},
         "classify": {"": two},
         "generate": {"": source},

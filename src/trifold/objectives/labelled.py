@@ -54,8 +54,9 @@ class LabelledSettings(ObjectiveSettings):
 
         A head for the whole text reads what BERT's reads, or the last state of a decoder.
         """
-        if (complete := super().with_heads(config)) is config:
-            return config
+        complete = super().with_heads(config)
+        if complete is config or "lm" in cls.heads_for(config.shape):
+            return complete
         update: dict[str, Any] = {"lm_head_transform": None, "lm_head_bias": False}
         if cls.reads_whole and config.shape == "decoder":
             update |= {"heads": cls.heads, "classifier_input": "last"}

@@ -46,6 +46,12 @@ from trifold.text.spans import Ids
 from trifold.text.special_tokens import merge_files, names_of
 from trifold.text.tokenizer import TARGET_TOKENIZER_FILE, TOKENIZER_FILE
 
+# The published model of a task that leaves all but the shape of its model open.
+PRESET_OF_SHAPE = {
+    "decoder": "gpt2",
+    "encoder": "bert-base",
+    "encoder-decoder": "transformer-base",
+}
 FILL_MASK = 'predict {folder} "a text with a {mask}"'  # command that uses a model
 AnyRows = TypeVar("AnyRows", bound=Rows)
 DataKind = Literal["pairs", "table", "images", "documents", "parts"]
@@ -255,9 +261,22 @@ class ObjectiveSettings(Settings):
     @classmethod
     def with_heads(cls, config: ModelConfig) -> ModelConfig:
         """The config, with the heads of the objective if it lacks one of them."""
-        if set(cls.heads) <= set(config.chosen_heads):
+        needed = cls.heads_for(config.shape)
+        if set(needed) <= set(config.chosen_heads):
             return config
-        return config.model_copy(update={"heads": cls.heads})
+        return config.model_copy(update={"heads": needed})
+
+    @classmethod
+    def heads_for(cls, shape: Shape) -> tuple[Head, ...]:
+        """The heads that the objective requires of a model of this shape."""
+        return cls.heads
+
+    @classmethod
+    def defaults_for(cls, shape: Shape | None) -> Mapping[str, Mapping[str, Any]]:
+        """The defaults of a recipe that sets nothing of its model but the shape, if that."""
+        if shape is None:
+            return cls.defaults
+        return {**cls.defaults, "model": {"preset": PRESET_OF_SHAPE[shape]}}
 
     @classmethod
     def initial_model(cls, task: Mapping[str, Any]) -> ModelConfig | None:
@@ -276,7 +295,7 @@ class ObjectiveSettings(Settings):
                 f"requires shape {' or '.join(self.shapes)}; set model.shape={self.shapes[0]}, or "
                 "choose another task"
             )
-        if config.logit_soft_cap is not None and "lm" in self.heads:
+        if config.logit_soft_cap is not None and "lm" in self.heads_for(config.shape):
             return (
                 "model.logit_soft_cap: not supported in training, which never materializes "
                 "the logits; remove it"
@@ -323,7 +342,8 @@ class Objective(ABC):
     row_name, read_name, token_name: names in reports of rows, tokens of their last side, and target
     tokens. packs: whether a batch is one row without padding. gathers: whether the loss is a
     function of all rows of an update: the `table_loss` of the tables (rows, …), concatenated, that
-    `table` computes from its batches.
+    `table` computes from its batches. generation: settings of generation that the saved model
+    needs beside those of the recipe.
     """
 
     row_name = "texts"
@@ -336,6 +356,7 @@ class Objective(ABC):
     settings: Any  # ObjectiveSettings
     tokenizer: Tokenizer
     save_options: Mapping[str, Any] = {}
+    generation: Mapping[str, Any] = {}
 
     @cached_property
     def truncation(self) -> Truncation:

@@ -24,7 +24,7 @@ from trifold.data.records import RECORD_FORMATS, open_rows
 from trifold.data.roles import Roles
 from trifold.data.tables import has_header
 from trifold.errors import TrifoldError
-from trifold.objectives import answer, choose, embed, labels, summarize, tag
+from trifold.objectives import choose, embed, labels, questions, summarize, tag
 from trifold.settings import as_yaml
 from trifold.yaml_dialect import YAMLError, load
 
@@ -267,7 +267,7 @@ POSITIVE = Role(("positive",), labels.read_label)
 ANCHOR = Role(("anchor", "query"), labels.read_label)
 # The first one whose columns a file has.
 CANDIDATES = (
-    Candidate("answer", answer.ROLES, ("question", "context", "answers")),
+    Candidate("answer", questions.ROLES, ("question", "context", "answers")),
     Candidate("choose", choose.ROLES, ("text", "label", "choices")),
     Candidate("choose", choose.ROLES, ("text", "label", "choice1", "choice2")),
     Candidate("tag", tag.ROLES, ("words", "tags")),

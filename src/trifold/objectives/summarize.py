@@ -17,6 +17,7 @@ from trifold.data.roles import check_text
 from trifold.errors import DataError, plural
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext
+from trifold.objectives.prompted import Prompted
 from trifold.objectives.translate import SourceTargetExamples, Translate, TranslateSettings
 from trifold.scores.bootstrap import Resampled, mean_scorer
 from trifold.scores.rouge import RougeScore
@@ -52,6 +53,7 @@ class SummarizeSettings(TranslateSettings):
     """Settings of summarization; `data.columns` names the columns of source and target."""
 
     pipeline_tag = "summarization"
+    default_prompt = "{source}\nTL;DR:"
     data_kind = "table"  # type: ignore[assignment]
     defaults = {  # noqa: RUF012
         "model": {"preset": "transformer-base"},
@@ -80,6 +82,10 @@ class SummarizeSettings(TranslateSettings):
             return None
         return "ROUGE: Unicode words, by the script of the references"
 
+    @property
+    def prompted(self) -> type[Prompted]:
+        return SummarizePrompts
+
     def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
         settings = self.model_copy(update={"max_source": min(self.max_source, context.width)})
         return Summarize(settings, *parts, **options)
@@ -90,9 +96,9 @@ class Summarize(Translate):
 
     row_name = "texts"
 
-    def examples(self, rows: Any, draw: int | None = None) -> SourceTargetExamples:
+    def encode_rows(self, rows: Any, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides; sources end with </s> after `max_source` tokens at most."""
-        whole = super().examples(rows, draw)
+        whole = super().encode_rows(rows, draw)
         limit = self.settings.max_source
         lengths = np.minimum(whole.sources.lengths, limit)
         if draw is None:
@@ -112,3 +118,7 @@ class Summarize(Translate):
         sources = (shorten(source, 200, placeholder=" …") for source in rows.sources)
         samples = [Sample(*each) for each in zip(sources, rows.targets, outputs, strict=True)]
         return Evaluation(score.values(), samples, [score.signature], resampled=resampled)
+
+
+class SummarizePrompts(Prompted, Summarize):  # type: ignore[misc]
+    """Summarization by a decoder."""

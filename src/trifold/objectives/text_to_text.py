@@ -12,9 +12,10 @@ Temperature-scaled mixing: its share is proportional to min(e_m, K)^(1/T). Each 
 rows of a larger part.
 """
 
+from __future__ import annotations
+
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -24,18 +25,25 @@ from pydantic import Field, model_validator
 
 from trifold.data import DataSettings, Rows, Source, read_pairs
 from trifold.errors import DataError, SettingsError
+from trifold.nn import ModelConfig
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
 from trifold.objectives.objective import BuildContext, ObjectiveSettings, TaskBundle
+from trifold.objectives.prompted import (
+    PROMPT,
+    Prompted,
+    PromptSettings,
+    load_tokenizer,
+)
 from trifold.objectives.translate import SourceTargetExamples, Translate
 from trifold.scores import SCORES
 from trifold.scores.bleu import text_scorer, tokenizer_note
 from trifold.scores.bootstrap import Resampled
 from trifold.scores.correlation import pearson
 from trifold.settings import Settings
+from trifold.text.prompts import fill_template, split_template
 from trifold.text.spans import Ids, example_rng
 
 NO_NUMBER = -1.0  # value of an output that is not a number, as in the paper's code
-_COLUMN = re.compile(r"\{([^{}]+)\}")
 # Rows may have more than two columns, so the keys of pairs and documents do not apply.
 _PAIR_KEYS = (
     "cut",
@@ -79,11 +87,13 @@ class PartSettings(Settings):
         return self
 
 
-class TextToTextSettings(ObjectiveSettings):
+class TextToTextSettings(PromptSettings):
     """Settings of several tasks as one."""
 
     pipeline_tag = "text2text-generation"
     data_kind = "parts"
+    shapes = ("encoder-decoder", "decoder")
+    default_prompt = "{source} ="
     unused_keys = (*ObjectiveSettings.unused_keys, *(f"data.{key}" for key in _PAIR_KEYS))
 
     kind: Literal["text-to-text"] = "text-to-text"
@@ -93,6 +103,7 @@ class TextToTextSettings(ObjectiveSettings):
         1.0, ge=1, description="shares are proportional to size^(1 / temperature)"
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    prompt: str | None = PROMPT
     best_by: Literal["mean", "loss"] = Field(
         "mean", description="what selects the best weights: the mean of the parts' scores, or loss"
     )
@@ -117,10 +128,7 @@ class TextToTextSettings(ObjectiveSettings):
             {name: _read_part(name, part, split, context) for name, part in self.parts.items()}
             for split in ("train", "valid")
         )
-        texts = (text for part in train.values() for text in (*part.sources, *part.targets))
-        tokenizer = context.load_or_train_tokenizer(lambda: texts, append_eos=True)
-        config = context.config_for(tokenizer)
-        objective = TextToText(self, tokenizer, tokenizer, start_id=config.start_id)
+        objective, config = self._create(context, train)
         rows = objective.rows(train, mixed=True)
         for name, part in valid.items():
             examples = objective.rows({name: part}, mixed=False).examples
@@ -135,17 +143,30 @@ class TextToTextSettings(ObjectiveSettings):
         valid_rows = objective.rows(valid, mixed=False)
         return TaskBundle(objective, config, rows, valid_rows, lambda _epoch: per_epoch != sizes)
 
-
-def split_template(text: str) -> list[str]:
-    """The texts and the names of columns in an input, which alternate."""
-    return _COLUMN.split(text)
-
-
-def fill_template(pieces: Sequence[str], values: Mapping[str, str]) -> str:
-    """The text of the pieces of `split_template`. values: by column."""
-    filled = list(pieces)
-    filled[1::2] = [values[column] for column in pieces[1::2]]
-    return "".join(filled)
+    def _create(
+        self, context: BuildContext, train: dict[str, Rows]
+    ) -> tuple[TextToText, ModelConfig]:
+        """The objective, and the config of the model. A decoder learns the rows of which the
+        targets fit, and `train` keeps no others.
+        """
+        targets = [text for part in train.values() for text in part.targets]
+        sources = [text for part in train.values() for text in part.sources]
+        if context.model.shape != "decoder":
+            tokenizer = context.load_or_train_tokenizer(
+                lambda: [*sources, *targets], append_eos=True
+            )
+            config = context.config_for(tokenizer)
+            return TextToText(self, tokenizer, tokenizer, start_id=config.start_id), config
+        tokenizer, config = load_tokenizer(
+            context,
+            self.chosen_prompt,
+            lambda: [{"source": source} for source in sources],
+            targets,
+        )
+        prompted = TextToTextPrompts(self, tokenizer, context.text_width)
+        for name, part in train.items():
+            train[name] = prompted.fitting(part, context.report)
+        return prompted, config
 
 
 def _read_part(name: str, part: PartSettings, split: str, context: BuildContext) -> Rows:
@@ -245,20 +266,17 @@ class TextToText(Translate):
         stops = np.cumsum([len(part) for part in parts.values()]).tolist()
         bounds = list(zip(parts, [0, *stops[:-1]], stops, strict=True))
         pairs = Rows({"source": sources, "target": targets}, range(1, len(sources) + 1))
-        return ConcatenatedParts(bounds, sources, targets, super().examples(pairs), mixed)
+        return ConcatenatedParts(bounds, sources, targets, self.encode_rows(pairs), mixed)
 
     def rows_per_epoch(self, rows: ConcatenatedParts) -> list[int]:
         """Rows of each part in an epoch."""
         sizes = [stop - start for _, start, stop in rows.parts]
         return rows_per_part(sizes, self.settings.limit, self.settings.temperature)
 
-    def examples(self, rows: ConcatenatedParts, draw: int | None = None) -> SourceTargetExamples:  # type: ignore[override]
+    def examples(self, rows: ConcatenatedParts, draw: int | None = None) -> SourceTargetExamples:
         if not rows.mixed:
             return rows.examples
-        chosen = self.choose_rows(rows, draw or 0)
-        return SourceTargetExamples(
-            rows.examples.sources.select(chosen), rows.examples.targets.select(chosen)
-        )
+        return rows.examples.select(self.choose_rows(rows, draw or 0))
 
     def choose_rows(self, rows: ConcatenatedParts, draw: int) -> Ids:
         """The share of each part: all of its rows equally often, except for a random choice that
@@ -332,6 +350,10 @@ class TextToText(Translate):
             return value, f"Pearson {value:.2f} ({wrong} of {len(ours)} outputs are not a number)"
         score = SCORES[kind](ours, targets)
         return score.value, str(score)
+
+
+class TextToTextPrompts(Prompted, TextToText):  # type: ignore[misc]
+    """Several tasks of a decoder."""
 
 
 # --- numbers as text ------------------------------------------------------------------------------

@@ -22,11 +22,18 @@ from torch import Tensor
 from trifold.data import Rows, read_pairs
 from trifold.errors import SettingsError
 from trifold.generation_config import GenerationConfig
-from trifold.nn import Inputs, Transformer
+from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.objectives.batch import Batch, LossTerm, pack_rows, token_loss
 from trifold.objectives.evaluation import EvalRun, Evaluation, Sample
-from trifold.objectives.objective import BuildContext, Objective, ObjectiveSettings, TaskBundle
+from trifold.objectives.objective import BuildContext, Objective, TaskBundle
+from trifold.objectives.prompted import (
+    PROMPT,
+    Prompted,
+    PromptSettings,
+    bundle_prompted,
+    load_tokenizer,
+)
 from trifold.objectives.scheduled_sampling import ScheduledSampling
 from trifold.predict.generate_texts import generate_rows
 from trifold.ragged import Ragged
@@ -47,11 +54,13 @@ from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 # --- settings -> rows -----------------------------------------------------------------------------
 
 
-class TranslateSettings(ObjectiveSettings):
+class TranslateSettings(PromptSettings):
     """Settings of translation."""
 
     pipeline_tag = "translation"
     data_kind = "pairs"
+    shapes = ("encoder-decoder", "decoder")
+    default_prompt = "{source} ="
     defaults = {  # noqa: RUF012
         "model": {"preset": "transformer-base"},
     }
@@ -69,6 +78,7 @@ class TranslateSettings(ObjectiveSettings):
         "text is tokenized already",
     )
     lowercase: bool = False
+    prompt: str | None = PROMPT
 
     @field_validator("tokenize")
     @classmethod
@@ -80,6 +90,11 @@ class TranslateSettings(ObjectiveSettings):
     def read(self, source: Any, data: Any, split: str) -> Any:
         return read_pairs(source, data, split)
 
+    @property
+    def prompted(self) -> type[Prompted]:
+        """The objective of a decoder."""
+        return TranslatePrompts
+
     def create(self, context: BuildContext, *parts: Any, **options: Any) -> Translate:
         return Translate(self, *parts, **options)
 
@@ -87,6 +102,8 @@ class TranslateSettings(ObjectiveSettings):
         if problem := missing_libraries(self.tokenize):
             raise SettingsError(f"task.tokenize: {problem}")
         train, valid = context.read(self.read)
+        if context.model.shape == "decoder":
+            return self._build_prompted(context, train, valid)
         source, target = _load_or_train_tokenizers(context, train)
         config = context.config_for(source)
         if not context.tokenizer.joint:
@@ -103,6 +120,28 @@ class TranslateSettings(ObjectiveSettings):
             return bool(dropout) and epoch < (epochs or epoch + 1)
 
         return TaskBundle(objective, config, train, valid, redraws)
+
+    def _build_prompted(self, context: BuildContext, train: Any, valid: Any) -> TaskBundle:
+        """The task of a decoder, which reads the source in a prompt."""
+        tokenizer, config = load_tokenizer(
+            context,
+            self.chosen_prompt,
+            lambda: [{"source": source} for source in train.sources],
+            train.targets,
+        )
+        objective = self.prompted(self, tokenizer, context.text_width)
+        bundle = bundle_prompted(context, objective, config, train, valid)
+        if note := self.script_note(bundle.valid):
+            context.report(note)
+        return bundle
+
+    def model_problem(self, config: ModelConfig) -> str | None:
+        if config.shape == "decoder" and self.scheduled_sampling.share:
+            return (
+                "task.scheduled_sampling: needs a decoder that reads an encoder; remove it, or set "
+                "model.shape=encoder-decoder"
+            )
+        return super().model_problem(config)
 
     def script_note(self, rows: Any) -> str | None:
         """What the script of the references changes in the scores, if anything."""
@@ -165,6 +204,10 @@ class SourceTargetExamples:
         """(N, 2) tokens of source and target, including </s>."""
         return np.stack([self.sources.lengths, self.targets.lengths], axis=1)
 
+    def select(self, rows: Ids) -> SourceTargetExamples:
+        """The given examples."""
+        return SourceTargetExamples(self.sources.select(rows), self.targets.select(rows))
+
 
 @dataclass(frozen=True)
 class SourceTargetBatch(Batch):
@@ -201,7 +244,11 @@ class Translate(Objective):
             start_id = target.required("bos")
         self.start_id = start_id
 
-    def examples(self, pairs: Rows, draw: int | None = None) -> SourceTargetExamples:
+    def examples(self, rows: Any, draw: int | None = None) -> SourceTargetExamples:
+        """See `encode_rows`."""
+        return self.encode_rows(rows, draw)
+
+    def encode_rows(self, pairs: Rows, draw: int | None = None) -> SourceTargetExamples:
         """Encode both sides. With `draw`, merges are dropped at random as the tokenizers
         specify.
         """
@@ -286,6 +333,10 @@ class Translate(Objective):
         super().save(folder)
         if self.target is not self.source:
             self.target.save(folder, TARGET_TOKENIZER_FILE, overwrite=True)
+
+
+class TranslatePrompts(Prompted, Translate):  # type: ignore[misc]
+    """Translation by a decoder."""
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], draw: int | None) -> Ragged:

@@ -73,7 +73,10 @@ def search_tokens(config: GenerationConfig, model: ModelConfig, longest: int) ->
     hypotheses = max(config.num_beams, config.num_return_sequences, candidates)
     if model.encoder_layers:
         return longest * hypotheses
-    most = config.max_length or longest + (config.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
+    added = DEFAULT_MAX_NEW_TOKENS
+    if config.prompt is not None:
+        added += longest
+    most = config.max_length or longest + (config.max_new_tokens or added)
     return max(longest, min(most, model.max_positions)) * hypotheses
 
 

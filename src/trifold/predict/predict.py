@@ -160,8 +160,8 @@ class PredictMixin:
         _check_options(name, options)
         reader_options.setdefault("parse_special", chosen.parse_special)
         reader = ModelReader(self.model, self.tokenizer, self.pictures, **reader_options)
-        second_texts = _second_texts(name, inputs, pairs)
-        predictions = chosen.run(reader, inputs, *second_texts, **options)
+        seconds = second_texts(name, inputs, pairs)
+        predictions = chosen.run(reader, inputs, *seconds, **options)
         return predictions[0] if single else predictions
 
     def fill_mask(self, texts: str | Sequence[str], **options: Any) -> Any:
@@ -306,7 +306,7 @@ def _first_prompt(prompts: Mapping[str, str], *names: str | None) -> str:
     return ""
 
 
-def _second_texts(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
+def second_texts(name: str, texts: Sequence[Any], pairs: Any) -> list[list[str]]:
     """The argument of second texts in a list, which is empty without them. Raises UsageError if the
     task needs them, or reads none, and for another number of them than of texts.
     """

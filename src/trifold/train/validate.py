@@ -115,7 +115,7 @@ class Validator:
         adapters among `weights` alone to adapter/. result: of their validation.
         """
         recipe = self.data.recipe
-        generation = recipe.generate.model_dump()
+        generation = recipe.generate.model_dump() | dict(self.data.objective.generation)
         save_model(self.folder.model, self.model, generation=generation)
         self.data.objective.save(self.folder.model)
         card = run_card(recipe, self.folder, self.model.count_parameters(), result)
