@@ -54,7 +54,7 @@ MEANINGS = {
     "data.format": "format of a file with both sides; `auto`: by its extension",
     "tokenizer.kind": "see [Kinds of tokenizer](#kinds-of-tokenizer)",
     "tokenizer.lowercase": "lowercase the text first",
-    "model.shape": "which stacks the model has; `translate` needs an `encoder-decoder`, "
+    "model.shape": "which stacks the model has; `masked` needs an `encoder`, "
     "`causal` a `decoder`",
     "model.d_model": "model width",
     "model.n_heads": "attention heads",

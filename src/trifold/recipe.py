@@ -408,6 +408,11 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
         task: Any = self.task
+        if self.generate.prompt is not None and hasattr(task, "prompt"):
+            raise ValueError(
+                "generate.prompt: would differ from what the model is trained with; remove it, or "
+                "set task.prompt"
+            )
         if self.train.compile != "none" and task.kind == "distill" and task.relations.weights:
             raise ValueError(
                 "task.relations reads activations inside blocks, which train.compile: blocks "

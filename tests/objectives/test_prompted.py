@@ -170,7 +170,7 @@ REJECTED = [
      "remove it, or set model.shape=decoder"),
     ("translate", {"tokenizer__joint": False}, "tokenizer.joint: not supported with a decoder"),
     ("translate", {"tokenizer__kind": "bpe", "tokenizer__dropout": 0.1}, "tokenizer.dropout: not supported with a decoder"),
-    ("translate", {"task__scheduled_sampling": 0.1}, "task.scheduled_sampling: needs a decoder that reads an encoder"),
+    ("translate", {"task__scheduled_sampling__share": 0.1}, "task.scheduled_sampling: needs a decoder that reads an encoder"),
     ("answer", {"task__stride": 3}, "task.stride: is for answers that are spans, and a decoder writes its answers"),
 ]  # fmt: skip
 

@@ -247,8 +247,12 @@ def data_kind_of(request: EvalRequest) -> DataKind:
     if request.recipe is not None:
         return request.recipe.task.evaluated.data_kind
     from trifold.hub import read_config, resolve
+    from trifold.hub.folder import stored_prompt
 
-    shape = read_config(resolve(request.model)).shape
+    folder = resolve(request.model)
+    shape = read_config(folder).shape
+    if shape == "decoder" and stored_prompt(folder) is not None:
+        return "pairs"
     if shape not in BY_SHAPE:
         raise UsageError(
             f"{request.model}: an {shape} without a recipe.yaml, so its task is unknown; name "

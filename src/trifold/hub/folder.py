@@ -228,6 +228,13 @@ def family_name(folder: UntrustedPath) -> str:
     return str(read_json(folder_with(CONFIG, folder) / CONFIG)["model_type"])
 
 
+def stored_prompt(folder: UntrustedPath) -> str | None:
+    """The prompt of a model that was trained with one; None if it has none."""
+    file = folder_with(GENERATION, folder) / GENERATION
+    prompt = read_json(file).get("prompt") if file.exists() else None
+    return prompt if isinstance(prompt, str) else None
+
+
 def read_generation_settings(
     folder: UntrustedPath, config: ModelConfig, values: Mapping[str, Any]
 ) -> dict[str, object]:

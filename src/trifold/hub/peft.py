@@ -128,9 +128,10 @@ def save_adapter(
     settings: LoRASettings,
     weights: Mapping[str, Tensor],
     trained: Collection[str],
+    generation: Mapping[str, object] | None = None,
 ) -> None:
-    """Write an adapter, and the config of the whole model. weights, trained: see
-    `adapter_tensors`.
+    """Write an adapter, the config of the whole model, and its settings of generation. weights,
+    trained: see `adapter_tensors`.
     """
     home = resolve(base)
     family = _family(home)
@@ -160,7 +161,7 @@ def save_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / TENSORS) as temporary:
         write_tensors(temporary, tensors, tensors, sorted(tensors))
-    write_settings(folder, family, config, {}, torch.float32)
+    write_settings(folder, family, config, generation or {}, torch.float32)
     disk.rename(folder / CONFIG, folder / WHOLE)
     # Old versions of peft refuse keys that they do not know.
     write_json(folder / ADAPTER, keys.model_dump(exclude_unset=True))

@@ -14,6 +14,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.model_reader import ModelReader
 from trifold.settings import nearest
 from trifold.text import Tokenizer
+from trifold.text.prompts import Prompt
 
 
 class TracedPipeline(Protocol):
@@ -49,11 +50,17 @@ class TracedPipeline(Protocol):
     def writer(self) -> Tokenizer:
         """The tokenizer of the output. Raises UsageError if there is none."""
 
-    def read(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, with special tokens."""
+    @property
+    def prompt(self) -> Prompt | None:
+        """The template that a text is put into, if the model was trained with one."""
 
-    def hypotheses(self, texts: Sequence[str]) -> list[list[Hypothesis]]:
-        """All outputs of each text."""
+    def read(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+        """The ids of each text in the prompt, with special tokens."""
+
+    def hypotheses(
+        self, texts: Sequence[str], *, prompt: str | None = None
+    ) -> list[list[Hypothesis]]:
+        """All outputs of each text in the prompt."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,7 @@ def _read_for_decoder(
     if config.shape == "encoder-decoder" and predicts_tokens:
         ids = read_ids(pipeline, text, target)
         return {"encoder": ids.source, "decoder": ids.given}, ids.written
-    tokens = pipeline.read([text])[0]
+    tokens = pipeline.read([text], prompt=_prompt_of(pipeline))[0]
     if config.shape == "encoder-decoder":
         return {"encoder": tokens, "decoder": [config.start_id, *tokens[:-1]]}, []
     if not predicts_tokens:
@@ -208,13 +215,13 @@ def read_ids(pipeline: TracedPipeline, text: str, target: str | None) -> TextIds
             raise UsageError("an encoder generates no text: leave the target out")
         return TextIds(pipeline.read([text])[0], [], [], [])
     if target is None:
-        best = pipeline.hypotheses([text])[0][0]
+        best = pipeline.hypotheses([text], prompt=_prompt_of(pipeline))[0][0]
         output = best.tokens
         ended = best.finish_reason == "stop"
     else:
         output = encode_target(pipeline, target)
         ended = True
-    source = pipeline.read([text])[0]
+    source = pipeline.read([text], prompt=_prompt_of(pipeline))[0]
     written = list(output)
     if ended:
         written.append(writer.required("eos"))
@@ -224,8 +231,18 @@ def read_ids(pipeline: TracedPipeline, text: str, target: str | None) -> TextIds
     return TextIds(source, [pipeline.config.start_id, *written[:-1]], written, output)
 
 
+def _prompt_of(pipeline: TracedPipeline) -> str | None:
+    """The template of a trace: that of the model, or none for a prompt of two texts, which is
+    traced as a whole.
+    """
+    prompt = pipeline.prompt
+    return "{text}" if prompt is not None and prompt.is_question else None
+
+
 def encode_target(pipeline: TracedPipeline, target: str) -> list[int]:
     """The ids of an output, whose special tokens are parsed as those of the text are."""
+    if pipeline.prompt is not None:
+        return pipeline.prompt.ids_of_target(pipeline.writer, [target])[0]
     parses = pipeline.writer.parses_special
     return pipeline.writer.encode([target], special_in_text=parses)[0]
 

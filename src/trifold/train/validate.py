@@ -124,7 +124,8 @@ class Validator:
         if lora is not None:
             adapter = self.folder.path / "adapter"
             base = recipe.start_from or ""
-            save_adapter(adapter, base, self.data.config, lora, weights, self.trained)
+            trained = self.trained
+            save_adapter(adapter, base, self.data.config, lora, weights, trained, generation)
             self.data.objective.save(adapter)
             write_card(adapter, replace(card, is_adapter=True))
 
