@@ -54,8 +54,7 @@ MEANINGS = {
     "data.format": "format of a file with both sides; `auto`: by its extension",
     "tokenizer.kind": "see [Kinds of tokenizer](#kinds-of-tokenizer)",
     "tokenizer.lowercase": "lowercase the text first",
-    "model.shape": "which stacks the model has; `masked` needs an `encoder`, "
-    "`causal` a `decoder`",
+    "model.shape": "which stacks the model has; `masked` needs an `encoder`, `causal` a `decoder`",
     "model.d_model": "model width",
     "model.n_heads": "attention heads",
     "model.d_ff": "inner width of the feed-forward network",

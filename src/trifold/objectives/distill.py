@@ -304,6 +304,7 @@ class Distill(Objective):
         self.token_name = objective.token_name
         self.packs = objective.packs
         self.save_options = objective.save_options
+        self.generation = objective.generation
         self._teacher = teacher.eval().requires_grad_(False)
         self._lock = threading.Lock()
         self._local = threading.local()
