@@ -6,6 +6,7 @@ find it. `python -m tests.faults` runs the trials."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Iterator, Sequence
@@ -42,9 +43,11 @@ def try_all(
     references: dict[str, Reference] = {}
     for name in names:
         promise = PROMISES[name]
-        count = trials or getattr(promise, size)
+        numbers = promise.sample if size == "sample" else range(getattr(promise, size))
+        if trials is not None:
+            numbers = range(trials)
         yield try_promise(
-            name, promise, count, folder, command, references=references, trying=trying
+            name, promise, numbers, folder, command, references=references, trying=trying
         )
 
 
@@ -59,10 +62,9 @@ def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[
             verdict = try_promise(
                 plant.breaks,
                 promise,
-                promise.short,
+                range(plant.first, promise.short),
                 folder / name,
                 command,
-                first=plant.first,
                 until_broken=True,
             )
         yield verdict._replace(name=name, about=f"{plant.about} (breaks {plant.breaks})")
@@ -82,3 +84,5 @@ def _warm(folder: Path) -> None:
     """Load and compile what a run needs before the process is forked."""
     importlib.import_module("torch._dynamo")  # by the first of torch's own optimizers
     train("smoke", out=folder / "warm", **TINY)
+    gc.collect()
+    gc.freeze()  # else collections in a fork write to, and so copy, the memory of this process

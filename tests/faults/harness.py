@@ -14,11 +14,14 @@ from tests.faults.runs import Box, Broken, Reference
 
 
 class Promise(NamedTuple):
-    """A statement, its trial, and the numbers of trials: in `make test`, by default, and in full."""
+    """A statement, its trial, which trials `make test` runs, and how many run by default and in full.
+
+    Trials have numbers from 0; the number chooses a configuration and the random numbers.
+    """
 
     about: str
     trial: Callable[[Box], None]
-    sample: int
+    sample: Sequence[int]
     short: int
     full: int
     row: str  # of the reliability goals
@@ -56,12 +59,11 @@ Trying = Callable[[str, int, int], None]
 def try_promise(
     name: str,
     promise: Promise,
-    trials: int,
+    numbers: Sequence[int],
     folder: Path,
     command: Command,
     *,
     seed: int = 1,
-    first: int = 0,
     until_broken: bool = False,
     references: dict[str, Reference] | None = None,
     trying: Trying = lambda name, number, trials: None,
@@ -69,8 +71,8 @@ def try_promise(
     """Run the trials in `folder`, each in a folder that is removed after it; `command` is the
     command line `trifold`.
 
-    first: the number of the first trial. until_broken: stop at the first failure. references: the
-    runs of earlier promises in `folder`.
+    numbers: of the trials. until_broken: stop at the first failure. references: the runs of earlier
+    promises in `folder`.
     """
     failures: list[str] = []
     errors: list[str] = []
@@ -78,8 +80,10 @@ def try_promise(
     references = {} if references is None else references
     start = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(first, trials):
-        trying(name, number, trials)
+    trials = 0
+    for number in numbers:
+        trying(name, trials, len(numbers))
+        trials += 1
         place = folder / f"{name} {number}"
         place.mkdir(parents=True)
         box = Box(place, random.Random(f"{name} {seed} {number}"), number, references, command)
@@ -93,10 +97,9 @@ def try_promise(
         slowest = max(slowest, time.perf_counter() - before)
         shutil.rmtree(place, ignore_errors=True)
         if (failures or errors) and until_broken:
-            trials = number + 1
             break
     seconds = time.perf_counter() - start
-    return Verdict(name, promise.about, trials - first, failures, errors, seconds, slowest)
+    return Verdict(name, promise.about, trials, failures, errors, seconds, slowest)
 
 
 def _place(error: Exception) -> str:

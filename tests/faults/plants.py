@@ -280,7 +280,7 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "no-rename": ("checkpoints are written to their final name", "power", checkpoint, "save", _in_place),
     "removed-in-place": (
         "old checkpoints are removed under their final name", "power",
-        checkpoint, "_mark_for_removal", _remove_in_place),
+        checkpoint, "_mark_for_removal", _remove_in_place, 1),
     "no-manifest": ("digests are not compared", "damage", checkpoint, "sha256_of_file", _digest_in_manifest),
     "no-fall-back": ("only the newest checkpoint is tried", "fall-back", checkpoint, "load_newest", _newest_or_nothing),
     "no-warning": ("damage is not reported", "fall-back", checkpoint, "load_newest", _silently),
@@ -292,20 +292,21 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
         "a resumed run restarts its schedule", "chains", trainer, "learning_rate", _step_of_the_session),
     "no-cut": (
         "metrics after the checkpoint are kept", "kills", run_folder.RunFolder, "truncate_metrics", _all_lines),
-    "no-signals": ("signals are ignored", "signals", signals.StopRequest, "__bool__", lambda self: False),
+    "no-signals": (
+        "signals are ignored", "signals", signals.StopRequest, "__bool__", lambda self: False, 1),
     "no-save-signal": (
         "SIGUSR1 is ignored", "save-signal", signals.StopRequest, "take_save_request", lambda self: False),
     "first-rank-only": (
         "only the first rank handles signals", "signals", signals.StopRequest, "handle", _first_rank_only,
         len(stops.PHASES)),
     "no-save-at-stop": (
-        "stopped ranks do not save", "ranks", signals.StopRequest, "synchronize", _stop_without_save),
+        "stopped ranks do not save", "ranks", signals.StopRequest, "synchronize", _stop_without_save, 1),
     "no-finite-check": ("non-finite losses update the weights", "non-finite", trainer, "check_update", _nothing),
     "no-explanation": (
         "errors of the operating system are tracebacks", "full-disk",
-        loop, "explain_resource_errors", lambda folder: nullcontext()),
+        loop, "explain_resource_errors", lambda folder: nullcontext(), 1),
     "written-in-place": (
-        "small files are written under their final name", "full-disk", disk, "replace_bytes", _straight),
+        "small files are written under their final name", "full-disk", disk, "replace_bytes", _straight, 1),
     "no-save-error": (
         "a failed background save is not reported", "async-save", checkpoint.Saver, "wait", _ignore_error),
     "other-seed": (

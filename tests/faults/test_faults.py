@@ -38,7 +38,7 @@ def messages(verdicts: dict[str, dict[str, object]], kind: str) -> dict[str, obj
 def test_every_promise_is_kept():
     sample = harness("--size", "sample")
     assert {name: verdict["trials"] for name, verdict in sample.items()} == {
-        name: promise.sample for name, promise in PROMISES.items()
+        name: len(promise.sample) for name, promise in PROMISES.items()
     }
     assert messages(sample, "failures") == messages(sample, "errors") == {}
 
