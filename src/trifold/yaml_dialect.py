@@ -44,8 +44,8 @@ def dump(values: Mapping[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def parse(text: str, place: str) -> dict[str, Any]:
-    """Parse the mapping of the file named `place`. Raises SettingsError."""
+def parse(text: str, place: str, what: str = "a recipe") -> dict[str, Any]:
+    """Parse the mapping of the file named `place`; what: it should be. Raises SettingsError."""
     try:
         values = load(text)
     except yaml.MarkedYAMLError as error:
@@ -57,7 +57,7 @@ def parse(text: str, place: str) -> dict[str, Any]:
     except (YAMLError, RecursionError) as error:
         raise SettingsError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise SettingsError(f"{place}: a recipe is a mapping of keys to values")
+        raise SettingsError(f"{place}: {what} is a mapping of keys to values")
     return values
 
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold.cli.names import CONTENT, Typed, check_no_files
-from trifold.cli.options import AsText, Codec, Device, Json, Model, Overwrite, argument, value
+from trifold.cli.options import (
+    AsText,
+    Codec,
+    Device,
+    Json,
+    Overwrite,
+    argument,
+    option_words,
+    value,
+)
 from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.progress import count_progress
 from trifold.cli.terminal import check_output, print_json, print_note, print_table
@@ -35,6 +44,7 @@ EXAMPLES = (
 PANELS = {
     FIRST: ("target", "out", "overwrite", "compare", "json"),
     "Picture": ("kind", "layer", "head"),
+    "Worked example": ("matrices",),
     "Roles of heads": ("roles", "align", "coreference", "conllu", "prune"),
     "Live page": ("port", "browser"),
     "Text, model and machine": ("as_text", "tokenizer", "device"),
@@ -43,7 +53,9 @@ PANELS = {
 
 @in_panels(PANELS)
 def run(
-    model: Model,
+    model: Annotated[
+        str | None, argument("[MODEL]", "A run, a model folder, or a hub id; needed otherwise.")
+    ] = None,
     text: Annotated[
         str | None, argument("[TEXT]", "The text, or the image file, that the model reads.")
     ] = None,
@@ -83,6 +95,10 @@ def run(
     conllu: Annotated[
         Path | None, value("FILE", "Sentences with dependencies, for --roles.")
     ] = None,
+    matrices: Annotated[
+        Path | None,
+        value("FILE", "Attention on the matrices of a file, step by step; without a MODEL."),
+    ] = None,
     prune: Annotated[
         list[str] | None,
         value("ROLE", "Measure the model without the heads of this role; repeatable."),
@@ -104,6 +120,25 @@ def run(
     --out. With --roles, print which heads are positional, rare, syntactic, …; TEXT or --out adds
     the page.
     """
+    if matrices is not None:
+        from trifold.cli.look_matrices import check_alone, show_matrices
+
+        others: dict[str, Any] = {
+            "target": target,
+            "kind": kind,
+            "layer": layer,
+            "head": head,
+            "compare": compare,
+        }
+        others |= {"roles": roles, "align": align, "coreference": coreference, "conllu": conllu}
+        others |= {"prune": prune, "port": port or None, "device": device, "tokenizer": tokenizer}
+        positional = "".join(f" {word}" for word in (model, text) if word)
+        check_alone(positional + option_words(**others))
+        check_output(out, str(matrices), overwrite=overwrite)
+        show_matrices(matrices, out, as_json=json)
+        return
+    if model is None:
+        raise UsageError("MODEL is missing: name a run, a folder or a hub id, or --matrices FILE")
     for given, name in ((text or "", "TEXT"), (target or "", "--target"), (str(out), "--out")):
         check_utf8(given, name)
     if not as_text:
