@@ -71,6 +71,21 @@ def test_a_wide_table_has_the_settings_below_in_keys_that_can_be_pasted():
     assert split_table(make_table([_facts("a" * 70, {}), _facts("b", {})]).rows, 80)[1:] == []
 
 
+def test_values_can_be_pasted():
+    changed = {
+        "data.valid": None,
+        "task.end": True,
+        "model.heads": ["a", "b"],
+        "train": {"steps": 3, "power": {}},
+        "data.train": "ä b.csv",
+    }
+    cell = make_table([_facts("a", changed)]).rows[1][2]
+    assert cell == (
+        'data.valid=null task.end=true \'model.heads=["a", "b"]\' train.steps=3 '
+        "'train.power={}' 'data.train=ä b.csv'"
+    )
+
+
 def test_settings_are_wrapped_between_words(trifold, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     settings = {f"data.columns.of_the_role_{letter}": "a_name" for letter in "abc"}

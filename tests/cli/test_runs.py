@@ -140,6 +140,25 @@ def test_a_seed_of_64_bits_is_listed(make_run, list_runs):
     assert (found["state"], found["changed"]) == ("finished", {"train.seed": 2**64 - 1})
 
 
+def test_of_equal_scores_the_lower_loss_is_the_best_as_in_training(make_run, list_runs):
+    lines = [(20, 50.0, 0.9), (30, 75.5, 0.6), (40, 75.5, 0.5), (50, 75.5, None)]
+    for name, chosen in {"a": lines[:2], "b": lines}.items():
+        folder = make_run(name, steps=(20, 30, 40))
+        (folder / "metrics.jsonl").write_text(
+            "".join(
+                json.dumps({"step": step, "valid/loss": loss, "valid/accuracy": score}) + "\n"
+                for step, score, loss in chosen
+            ),
+            encoding="utf-8",
+        )
+    found = list_runs("--sort", "score")
+    assert [*found] == ["b", "a"]
+    assert [(each["value"], each["best_step"]) for each in found.values()] == [
+        (75.5, 40),
+        (75.5, 30),
+    ]
+
+
 def test_a_run_whose_recipe_has_changed_is_not_finished(make_run, list_runs):
     """More steps were requested, and the process was killed while it read the data."""
     folder = make_run("a")

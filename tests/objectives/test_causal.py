@@ -294,6 +294,15 @@ def test_samples_continue_documents_and_are_a_function_of_the_seed(tokenizer, mo
     assert any(sample.ours for sample in one)
 
 
+def test_a_sample_shows_at_most_half_of_a_document_as_its_prompt(tokenizer, model):
+    objective = make_objective(tokenizer)
+    texts = ["to be or not to be", "to be"]
+    samples = objective.samples(model, objective.encode(texts), eval_context(samples=2))
+    for text, sample in zip(texts, samples, strict=True):
+        assert text.startswith(sample.source)
+        assert len(sample.source) <= len(text) / 2 + 1
+
+
 def test_samples_continue_the_prompts_of_the_recipe(tokenizer, model):
     objective = make_objective(tokenizer, prompts=["to be", ""])
     rows = objective.encode(TEXTS)

@@ -282,7 +282,7 @@ def test_run_from_a_cache_builds_it_once_per_split_and_can_be_evaluated(folder, 
 def test_samples_have_one_line_each(trained):
     first = min((trained("causal") / "samples").glob("*.tsv"))
     head, *lines = first.read_text("utf-8").splitlines()
-    assert head == "prompt\tours"
+    assert head == "prompt\tcontinuation"
     assert len(lines) == 2
     assert all(line.count("\t") == 1 for line in lines)
 

@@ -161,6 +161,25 @@ CASES = {
         ),
         "try `trifold resume runs/r train.steps=200`",
     ),
+    "untrained": (
+        finished(
+            FALLING, [], scores={"bleu": 0.08, "chrf": 9.0}, constant=None,
+            recipe={"train.schedule": "linear"},
+        ),
+        "BLEU 0.08: hardly any word is right, so the model has learned little yet; try another run "
+        "with train.steps=200, more data or start_from=PRETRAINED",
+    ),
+    "untrained, best early": (
+        finished(
+            FALLING, [], scores={"bleu": 0.08, "chrf": 9.0}, constant=None, best_step=20
+        ),
+        "learned little yet; try more data or start_from=PRETRAINED",
+    ),
+    "weak": (
+        finished(FALLING, [], scores={"bleu": 4.3, "chrf": 22.0}, constant=None),
+        "the last validation was the best, at BLEU 4.30, so the model was still learning; try "
+        "`trifold resume runs/r train.steps=200`",
+    ),
     "tiny": (
         finished(FALLING, HEALTHY, count=30),
         "only 30 texts: accuracy is uncertain, 68 to 94 (95 %); try --folds 5",

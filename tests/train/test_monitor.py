@@ -122,9 +122,23 @@ def test_sample_without_reference_shows_prompt_and_continuation_in_few_lines():
     result = Validated(8, 1.25, {"bits_per_byte": 2.38124}, False, [("To be", None, ",\nor not")])
     first, *lines = validation_lines(result)
     assert first == "step 8: validation loss 1.2500 · bits per byte 2.3812"
-    assert [line.strip() for line in lines] == ["a sample:", "To be,", "or not"]
+    assert lines == ["    To be", "      →  ,", "         or not"]
     long = result._replace(samples=[("a", None, "\n" * 50)])
     assert len(validation_lines(long)) < 10
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        (" or not", "    To be  →   or not"),
+        ("", "    To be  →  (ends at once)"),
+        ("\n \n", "    To be  →  (only spaces and line breaks)"),
+        ("x" * 80, f"    To be\n      →  {'x' * 80}"),
+    ],
+)
+def test_a_mark_stands_between_prompt_and_continuation(output, shown):
+    _, *lines = validation_lines(RESULT._replace(samples=[("To be", None, output)]))
+    assert "\n".join(lines) == shown
 
 
 def test_long_lines_are_folded_between_values():

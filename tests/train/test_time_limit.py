@@ -55,6 +55,25 @@ def test_steps_that_nobody_has_set_fit_into_the_minutes(
     assert fitted == pytest.approx(expected, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("steps", "start_from", "text"),
+    [
+        (9, None, "warning: 9 of 100 steps are too few for this data: expect a model that has "
+         "learned little; give it about train.minutes=23, or fewer rows and a smaller model"),
+        (49, None, "give it about train.minutes=5,"),
+        (50, None, ""),
+        (49, "runs/a", ""),
+        (29, "runs/a", "29 of 100 steps are too few"),
+    ],
+)  # fmt: skip
+def test_too_few_steps_for_the_data_are_announced(values, steps, start_from, text):
+    recipe = load_recipe("causal", values | {"train.minutes": 2})
+    recipe = recipe.model_copy(update={"start_from": start_from})
+    found = time_limit.describe_shortage(recipe, steps)
+    assert text in found
+    assert bool(text) == bool(found)
+
+
 def test_a_continued_run_keeps_its_steps(values, tmp_path, monkeypatch):
     monkeypatch.setattr(time_limit, "USED", 1e-9)
     view = RecordingView()

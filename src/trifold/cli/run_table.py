@@ -3,8 +3,9 @@ and what differs between them is shown whole. Settings have their dotted keys an
 that they can be pasted into a command.
 """
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
@@ -134,11 +135,29 @@ def _shared_settings(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _settings(changed: Mapping[str, Any], without: Mapping[str, Any] | None = None) -> str:
     """The changed settings, except those in `without`."""
     words = [
-        shlex.quote(f"{_one_line(key)}={_without_middle(_one_line(str(value)), LONGEST_VALUE)}")
-        for key, value in changed.items()
+        shlex.quote(
+            f"{_one_line(key)}={_without_middle(_one_line(_as_yaml(value)), LONGEST_VALUE)}"
+        )
+        for key, value in _flat(changed)
         if key not in (without or {})
     ]
     return _without_middle(" ".join(words), LONGEST_CHANGES)
+
+
+def _flat(changed: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted key and the value of each setting; a program may give a whole group."""
+    for key, value in changed.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as a command line takes it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 # --- other cells ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 without torch.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -34,8 +35,8 @@ PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejecte
 
 @dataclass
 class RunFacts:
-    """What is known about a run. score, value, best_step: name, value and step of its best
-    validation.
+    """What is known about a run. score, value, loss, best_step: name, value, loss and step of its
+    best validation.
 
     changed: the settings that the command line changed. started: the last session, in UTC. error:
     of a damaged run.
@@ -52,16 +53,17 @@ class RunFacts:
     seconds: float = 0.0
     started: str = ""
     error: str | None = None
+    loss: float | None = None
 
     @property
-    def rank(self) -> tuple[bool, str, float]:
-        """The place in the order of scores: by name, best first; runs without a validation at the
-        end.
+    def rank(self) -> tuple[bool, str, float, float]:
+        """The place in the order of scores: by name, best first, and of equal ones the lower loss
+        first; runs without a validation at the end.
         """
-        value = self.value or 0.0
-        if self.score != "loss":  # of which more is better
-            value = -value
-        return self.value is None, self.score, value
+        if self.value is None:
+            return True, self.score, 0.0, 0.0
+        value, loss = _order(self.score, self.value, self.loss)
+        return False, self.score, -value, -loss
 
 
 def run(
@@ -197,7 +199,7 @@ def _read_metrics(file: UntrustedPath, facts: RunFacts) -> int:
     """The best validation, the last step, and the time of the last logged step. Returns the step of
     the last validation.
     """
-    sign = -1 if facts.score == "loss" else 1
+    best: tuple[float, float] | None = None
     validated = 0
     for values in iter_metrics(file):
         facts.step = values["step"]
@@ -209,10 +211,24 @@ def _read_metrics(file: UntrustedPath, facts: RunFacts) -> int:
         value = finite(values.get(f"valid/{facts.score}"))
         if value is None:
             continue
-        if facts.value is None or sign * value > sign * facts.value:
+        order = _order(facts.score, value, finite(values.get("valid/loss")))
+        if best is None or order > best:
+            best = order
             facts.value = value
+            facts.loss = -order[1]
             facts.best_step = facts.step
     return validated
+
+
+def _order(score: str, value: float, loss: float | None) -> tuple[float, float]:
+    """What is greater for the better validation, as training compares them: the score, and of equal
+    ones the lower loss.
+    """
+    if loss is None:
+        loss = math.inf
+    if score == "loss":
+        value = -value
+    return value, -loss
 
 
 def _main_score(values: Mapping[str, Any]) -> str:

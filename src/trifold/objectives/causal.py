@@ -489,8 +489,13 @@ class Causal(Objective):
         chosen = np.arange(count) * len(starts) // max(count, 1)
         most = max(1, min(PROMPT_LENGTH, self.width // 2))
         ids = rows.tokens.ids
+        # At most half a document, which the model continues and has not been given.
+        given = [min(max(1, int(sizes[n]) // 2), most) for n in chosen]
         return Ragged.of(
-            [ids[starts[n] : starts[n] + min(sizes[n], most)].tolist() for n in chosen]
+            [
+                ids[starts[n] : starts[n] + size].tolist()
+                for n, size in zip(chosen, given, strict=True)
+            ]
         )
 
 

@@ -37,6 +37,7 @@ WIDE = 8.0  # percent: half of an interval that hides most improvements
 # right outputs of fewer than four words.
 LOW_BLEU = 2.0
 LOW_CHRF = 15.0
+WEAK_BLEU = 10.0  # below which a translation can hardly be understood
 FEW_ROWS = 100  # for a score of the whole set
 MANY_KNOWN = 0.2  # share of the validation rows
 REJECTED = 3  # updates
@@ -259,6 +260,19 @@ def _is_unfinished(run: FinishedRun) -> bool:
     return len(late) > 1 and curve.valid[-1][1] < (1 - FALLING) * late[0]
 
 
+def _still_weak(run: FinishedRun) -> bool:
+    """Whether the last validation of a weak translator was the best one."""
+    is_last = run.best_step == run.steps and run.stopped_by in ("steps", "minutes")
+    score = run.best.scores.get("bleu", math.inf)
+    is_weak = score < WEAK_BLEU and run.best.scores.get("chrf", 0.0) < 2 * LOW_CHRF
+    return is_last and is_weak and not (_is_untrained(run.best) or _is_unfinished(run))
+
+
+def _say_still_weak(run: FinishedRun) -> str:
+    found = score_text("bleu", run.best.scores["bleu"])
+    return f"the last validation was the best, at {found}, so the model was still learning"
+
+
 def _say_unfinished(run: FinishedRun) -> str:
     late = next(loss for step, loss in run.curve.valid if step >= 0.7 * run.steps)
     last = run.curve.valid[-1][1]
@@ -381,6 +395,13 @@ def _begin_to_learn(run: FinishedRun) -> str:
     return "more data or another pretrained model, and check that labels belong to texts"
 
 
+def _learn_longer(run: FinishedRun) -> str:
+    """What helps a translator that has learned hardly a word."""
+    if run.best_step < run.steps:
+        return "more data or start_from=PRETRAINED"
+    return f"{_more_steps(run)}, more data or start_from=PRETRAINED"
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
@@ -415,11 +436,13 @@ OF_RUNS = {
     "known": AdviceRule(_is_known, _say_known, _unseen_rows),
     "diverged": AdviceRule(_diverged, _say_diverged, _slower),
     "flat": AdviceRule(_is_flat, _say_flat, _other_rates),
+    "untrained": _of_best(OF_SCORES["untrained"], _learn_longer),
     "constant": _of_best(OF_SCORES["constant"], _begin_to_learn),
     "overfitting": AdviceRule(_overfits, _say_overfits, _less_memory),
     "repeated": AdviceRule(_repeats, _say_repeats, lambda _: "more data"),
     "plateau": AdviceRule(_is_plateau, _say_plateau, _past_plateau),
     "unfinished": AdviceRule(_is_unfinished, _say_unfinished, _more_steps),
+    "weak": AdviceRule(_still_weak, _say_still_weak, _more_steps),
     "tiny": _of_best(OF_SCORES["tiny"], lambda _: "--folds 5"),
 }
 

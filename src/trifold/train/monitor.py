@@ -19,8 +19,11 @@ ROOM = 3  # columns after the progress bar
 MIN_WIDTH = 79  # columns that the progress bar needs
 LONG = 60.0  # seconds, after which a line a minute is enough
 SHOWN_SAMPLES = 3  # per validation; the run folder has all of them
-SHOWN_LINES = 6  # per sample
+SHOWN_LINES = 5  # of a continuation
+SHOWN_PROMPT = 2  # lines of its prompt, the last ones
 NOTHING = "(nothing)"  # an output without words
+AT_ONCE = "(ends at once)"  # a continuation without a token
+BLANK = "(only spaces and line breaks)"
 
 StoppedBy = Literal["steps", "minutes", "patience", "signal"]
 
@@ -238,7 +241,7 @@ def choose_view() -> View:
 def validation_lines(result: Validated) -> list[str]:
     """The scores in one line, then a few samples: source, output, and the reference if it differs.
 
-    Without a reference, a sample is the prompt with its continuation, on several lines.
+    Without a reference, a sample is a prompt and its continuation.
     """
     parts = [f"step {result.step}: validation loss {result.loss:.4f}"]
     parts += [score_text(name, value) for name, value in result.scores.items()]
@@ -253,10 +256,27 @@ def validation_lines(result: Validated) -> list[str]:
     return lines
 
 
+def shown_continuation(output: str) -> str:
+    """The text of a continuation, or what it is if nothing of it can be seen."""
+    if not output:
+        return AT_ONCE
+    if not output.strip():
+        return BLANK
+    return output
+
+
 def _continuation_lines(prompt: str, output: str) -> list[str]:
-    """A sample without a reference: the prompt with its continuation."""
-    text_lines = f"{prompt}{output}".splitlines()
-    return ["    a sample:", *(f"      {line}" for line in text_lines[:SHOWN_LINES])]
+    """A sample without a reference: the end of the prompt, an arrow, and the continuation; in one
+    line if it fits.
+    """
+    given = prompt.splitlines() or [""]
+    written = shown_continuation(output).strip("\n").splitlines()
+    line = f"    {prompt}  →  {written[0]}"
+    if len(given) == len(written) == 1 and len(line) <= WIDTH:
+        return [line]
+    first, *others = written[:SHOWN_LINES]
+    shown = [f"    {text}" for text in given[-SHOWN_PROMPT:]]
+    return [*shown, f"      →  {first}", *(f"         {text}" for text in others)]
 
 
 def _comparison_lines(source: str, reference: str, output: str) -> list[str]:

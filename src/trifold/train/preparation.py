@@ -31,7 +31,7 @@ from trifold.train.resume import (
 )
 from trifold.train.run_folder import IDENTITY, RunFolder
 from trifold.train.signals import StopRequest
-from trifold.train.time_limit import describe_fit, fit_steps, with_steps
+from trifold.train.time_limit import describe_fit, describe_shortage, fit_steps, with_steps
 from trifold.train.trainer import Trainer
 
 
@@ -184,6 +184,8 @@ class Preparation:
         fitted = fit_steps(data, self.machine)
         if fitted:
             self.view.say(describe_fit(self.recipe, fitted))
+            if shortage := describe_shortage(self.recipe, fitted["steps"]):
+                self.view.say(shortage)
             fitting = with_steps(self.recipe, fitted)
             self.folder.write_recipe(fitting, environment(self.machine))
         return fitted

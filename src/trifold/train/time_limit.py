@@ -27,6 +27,9 @@ MOST_TIMED = 0.05  # of the minutes, which timing may take
 VALIDATIONS = 10  # at most
 SHARE_OF_VALIDATIONS = 0.25  # of the minutes, at most
 USED = 0.8  # of the minutes; the rest is for checkpoints, and for other programs
+# Shares of the steps for the size of the data, about ten epochs, below which a model is weak.
+ENOUGH = 0.5
+ENOUGH_PRETRAINED = 0.3
 MIN_STEPS = 2  # a single one has the rate at the end of a decay, 0
 MIN_INTERVAL = 20  # steps between validations, as in a run without a time limit
 
@@ -76,6 +79,24 @@ def describe_fit(recipe: Recipe, steps: Mapping[str, int]) -> str:
     return (
         f"train.minutes={recipe.train.minutes:g} is enough for about {steps['steps']:,} of "
         f"{recipe.train.steps:,} steps: {settings}"
+    )
+
+
+def describe_shortage(recipe: Recipe, steps: int) -> str:
+    """A warning if the steps that fit into the minutes are too few of those for the size of the
+    data: about five epochs of new weights, and three of others. Empty if they are enough.
+    """
+    minutes = recipe.train.minutes
+    enough = ENOUGH
+    if recipe.start_from is not None:
+        enough = ENOUGH_PRETRAINED
+    if minutes is None or steps >= enough * recipe.train.steps:
+        return ""
+    needed = -(-minutes * recipe.train.steps // steps)
+    return (
+        f"warning: {steps:,} of {recipe.train.steps:,} steps are too few for this data: expect a "
+        f"model that has learned little; give it about train.minutes={needed:.0f}, or fewer rows "
+        "and a smaller model"
     )
 
 

@@ -20,7 +20,7 @@ from trifold.train import checkpoint
 from trifold.train.checkpoint import BestValidation
 from trifold.train.data import TrainingData
 from trifold.train.model_card import run_card
-from trifold.train.monitor import Validated
+from trifold.train.monitor import Validated, shown_continuation
 from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
 
@@ -135,13 +135,18 @@ class Validator:
         """
         if not (result.samples or result.signatures):
             return
-        header = "prompt\tours"
-        if any(sample.reference is not None for sample in result.samples):
-            header = "source\treference\tours"
-        rows = [
-            "\t".join(cell.translate(ESCAPES) for cell in sample if cell is not None)
+        header = "prompt\tcontinuation"
+        table: list[tuple[str, ...]] = [
+            (sample.source, shown_continuation(sample.ours))
             for sample in result.samples
+            if sample.reference is None
         ]
+        if len(table) < len(result.samples):
+            header = "source\treference\tours"
+            table = [
+                tuple(cell for cell in sample if cell is not None) for sample in result.samples
+            ]
+        rows = ["\t".join(cell.translate(ESCAPES) for cell in row) for row in table]
         scores = result.signatures or [
             score_text(name, value) for name, value in result.scores.items()
         ]
