@@ -28,6 +28,8 @@ class Inputs:
         their own rank.
     globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see
         `CoreConfig.global_tokens`.
+    edges: (B, T, T) boolean, or by head (B, H, T, T): which tokens an encoder's token attends to
+        besides itself; default: all. Of packed rows on the grid.
     pixels: (B, channels, height, width), for models of images.
     """
 
@@ -38,6 +40,7 @@ class Inputs:
     segments: Tensor | None = None
     order: Tensor | None = None
     globals: Tensor | None = None
+    edges: Tensor | None = None
     pixels: Tensor | None = None
 
     def token_positions(self, start: int = 0) -> Tensor:
