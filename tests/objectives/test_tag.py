@@ -13,12 +13,18 @@ from tests.objectives.common import eval_context, random_model
 from tests.text.folders import bert
 
 import trifold
-from trifold.data import Rows
-from trifold.errors import DataError
+from trifold.data import DataSettings, Rows
+from trifold.errors import DataError, UsageError
 from trifold.nn import ModelConfig
 from trifold.objectives.tag import NO_TAG, TagSettings, TagWords
 from trifold.pipeline import Pipeline
-from trifold.predict.tag import choose_tags, first_tokens, word_spans
+from trifold.predict.tag import (
+    EDGES as EDGES_SETTING,
+    choose_tags,
+    first_tokens,
+    word_spans,
+    words_of_tokens,
+)
 from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
 
@@ -157,6 +163,92 @@ def test_words_beyond_the_width_and_unknown_tags_are_reported_and_count_as_wrong
     )
     assert found.samples[1] == ("Peter fog", "Peter (GOD), fog (LOC)", "Peter (LOC), fog (LOC)")
     assert any(line.startswith("GOD: f1 = 0.00") for line in found.signatures)
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+EDGES = {"pairs": "[[0, 1], [1, 2]]", "heads": "[2, 3, 0]", "heads as texts": '["2", "3", "0"]'}
+
+
+@pytest.mark.parametrize("form", EDGES)
+def test_edges_are_pairs_from_0_or_heads_from_1(tmp_path, form):
+    (tmp_path / "a.jsonl").write_text(
+        f'{{"tokens": ["a", "b", "c"], "tags": ["O", "O", "B-X"], "edges": {EDGES[form]}}}'
+    )
+    settings = TagSettings(edges=True)
+    rows = settings._read(str(tmp_path / "a.jsonl"), DataSettings(), "train")
+    assert rows.columns["edges"] == [[(0, 1), (1, 2)]]
+
+
+def test_the_heads_of_conllu_are_edges(tmp_path):
+    lines = [f"{n + 1}\t{word}\t_\tO\t_\t_\t{head}\tdep\t_\t_" for n, (word, head) in enumerate(
+        [("the", 2), ("fog", 3), ("lifts", 0)])]  # fmt: skip
+    (tmp_path / "a.conllu").write_text("# text = the fog lifts\n" + "\n".join(lines) + "\n")
+    rows = TagSettings(edges=True)._read(str(tmp_path / "a.conllu"), DataSettings(), "train")
+    assert rows.columns["edges"] == [[(0, 1), (1, 2)]]
+
+
+def test_tokens_attend_along_the_edges_of_their_words(tokenizers):
+    """The tokens of a word to each other, to those of its neighbours, and to special tokens."""
+    tokenizer = tokenizers["char"]
+    rows = rows_of([[("fog", "O"), ("is", "O"), ("the", "O")], [("fog", "O")]])
+    rows.columns["edges"] = [[(0, 2)], []]
+    objective = TagWords(TagSettings(edges=True), tokenizer, model_of(tokenizer).config)
+    examples = objective.examples(rows)
+    batch = objective.batch(examples, np.arange(2))
+    (first, second), width = examples.texts.lengths, batch.inputs.edges.shape[1]
+    spans = word_spans(rows.columns["words"][0])
+    words = words_of_tokens(tokenizer.rows(["fog is the"])[0], spans)
+    for one in range(first):
+        for other in range(first):
+            pair = {words[one], words[other]}
+            expected = len(pair) == 1 or -1 in pair or pair == {0, 2}
+            assert bool(batch.inputs.edges[0, one, other]) == expected
+    assert batch.inputs.edges.shape == (2, width, width)
+    assert batch.inputs.edges[1, :second, :second].all()
+    assert not batch.inputs.edges[1, second:].any()
+    narrow = objective.batch(examples, np.arange(2), 4)
+    assert torch.equal(narrow.inputs.edges[0], batch.inputs.edges[0, :4, :4])
+
+
+def test_a_model_of_edges_reads_no_texts(tokenizers):
+    tokenizer = tokenizers["char"]
+    settings, model = tokenizer.settings, model_of(tokenizer)
+    tokenizer.settings = {**settings, EDGES_SETTING: True}
+    with pytest.raises(UsageError, match=r"attends along the edges .* `trifold eval RUN FILE`"):
+        Pipeline(model, tokenizer).tag("the fog")
+    tokenizer.settings = settings
+    usage = TagSettings(edges=True).command_for("runs/a", "runs/a/model")
+    assert usage == "eval runs/a FILE"
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        ('"near"', "'edges' is 'near', not edges: write pairs of numbers of words from 0"),
+        ("[[0, 1.5]]", r"'edges'\[0\] is 1.5, not edges"),
+        ("[-1, 0]", r"'edges'\[0\] is -1, not edges"),
+        ("[[0, 1, 2]]", r"'edges'\[0\] is \[0, 1, 2\], not edges"),
+        ("[3, 0]", r"a.jsonl:1: an edge of word 1 to word 3, but the sentence has 2 words"),
+        ("[[0, 5]]", r"a.jsonl:1: an edge of word 1 to word 6, but the sentence has 2 words"),
+    ],
+)
+def test_what_are_no_edges(tmp_path, edges, message):
+    row = f'{{"tokens": ["a", "b"], "tags": ["O", "B-X"], "edges": {edges}}}'
+    (tmp_path / "a.jsonl").write_text(row)
+    with pytest.raises(DataError, match=message):
+        TagSettings(edges=True)._read(str(tmp_path / "a.jsonl"), DataSettings(), "train")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"shape": "decoder"}, "task.edges needs model.shape: encoder, not decoder"),
+        ({"shape": "encoder", "attention": "elu"}, "attention: elu has no weight for each pair"),
+    ],
+)
+def test_models_that_cannot_follow_edges(values, message):
+    assert message in TagSettings(edges=True).model_problem(ModelConfig(**values))
 
 
 INVALID = {

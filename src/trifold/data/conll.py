@@ -24,6 +24,7 @@ _COMMENT = re.compile(
 _PROSE = re.compile(r"# |#(?:id|newdoc|newpar)\b")  # a comment, if it has other columns than words
 # CoNLL-U: a range of words, or a word that is not in the text.
 _NO_WORD = re.compile(r"\d+[-.]\d+\t")
+_HEADS = 6  # the column of CoNLL-U with the number of the head of each word
 _OPENING_LINES = 1000  # of comments at most, above the first token
 _SENTENCE = re.compile(r"#?sent(?:ence)?s?[ _.]?(?:#|id|idx|no|num|number|index)?", re.IGNORECASE)
 _WORDS = ("word", "words", "token", "tokens")
@@ -74,7 +75,10 @@ class _Layout:
         """The columns of a sentence by their names and numbers."""
         columns = [list(column) for column in zip(*tokens, strict=True)]
         numbered = {str(number): column for number, column in enumerate(columns)}
-        return {"words": columns[self.words], "tags": columns[self.tags], **numbered}
+        named = {"words": columns[self.words], "tags": columns[self.tags]}
+        if self.is_universal and len(columns) > _HEADS:
+            named["heads"] = columns[_HEADS]
+        return named | numbered
 
 
 def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
@@ -84,8 +88,8 @@ def iter_conll(file: str, settings: DataSettings) -> Iterator[NumberedRow]:
     column by its number ("0", "1", …). Columns are separated by tabs, or by spaces in a line
     without tabs; `-DOCSTART-` lines and comments, which begin with `#` and have other columns than
     words, are skipped. In CoNLL-U (`.conllu`), words are in column 1, parts of speech in column 3,
-    and every line with `#` is a comment. Raises DataError for a line with another number of columns
-    than the first.
+    "heads" in column 6, and every line with `#` is a comment. Raises DataError for a line with
+    another number of columns than the first.
     """
     numbered = enumerate(iter_lines(file, settings.max_line_bytes), start=1)
     opening = list(islice(numbered, _OPENING_LINES))

@@ -9,12 +9,13 @@ scores             precision, recall and F1 of entities; accuracy of the tags
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import eq
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -22,13 +23,22 @@ from torch import Tensor
 from trifold.data import DataSettings, Role, Rows, Source, read_records
 from trifold.data.roles import MISSING, check_text, is_missing, list_in
 from trifold.errors import DataError, plural
+from trifold.folders import AnyPath
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.parts import AttentionPart, part_of
 from trifold.objectives.batch import Batch, pad_end
 from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import order_labels, report_similar
 from trifold.objectives.objective import BuildContext, TaskBundle
-from trifold.predict.tag import MERGE, choose_tags, first_tokens, word_spans
+from trifold.predict.tag import (
+    EDGES,
+    MERGE,
+    choose_tags,
+    first_tokens,
+    word_spans,
+    words_of_tokens,
+)
 from trifold.ragged import Ragged
 from trifold.scores.bootstrap import Resampled, sums_scorer
 from trifold.scores.entities import (
@@ -78,6 +88,41 @@ def _read_tags(value: Any, place: str) -> Any:
     return [tag.strip() for tag in _read_list(value, place)]
 
 
+def _read_edges(value: Any, place: str) -> list[tuple[int, int]]:
+    """Pairs of words, by their numbers from 0: of a list of pairs, or of the number of the head of
+    each word, from 1 (0: none), as in CoNLL-U.
+    """
+    if isinstance(value, str):
+        value = list_in(value.strip()) or value
+    if not isinstance(value, list):
+        raise _edges_error(value, place)
+    pairs = []
+    for number, item in enumerate(value):
+        if isinstance(item, list) and len(item) == 2:
+            one, other = (_read_number(each, f"{place}[{number}]") for each in item)
+            pairs.append((one, other))
+        elif head := _read_number(item, f"{place}[{number}]"):
+            pairs.append((number, head - 1))
+    return pairs
+
+
+def _read_number(value: Any, place: str) -> int:
+    """The number of a word."""
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise _edges_error(value, place)
+
+
+def _edges_error(value: Any, place: str) -> DataError:
+    return DataError(
+        f"{place} is {value!r:.40}, not edges: write pairs of numbers of words from 0, such as "
+        "[[0, 1], [1, 2]], or the number of the head of each word from 1, with 0 for the root"
+    )
+
+
+GRAPH_ROLES = {"edges": Role(("edges", "heads", "head"), _read_edges, identifies=False)}
 ROLES = {
     "words": Role(("words", "tokens", "word", "token"), _read_list),
     "tags": Role(
@@ -103,6 +148,29 @@ class TagSettings(LabelledSettings):
         description="f1: of entities; accuracy and loss: tags of any kind, such as parts of speech",
     )
 
+    edges: bool = Field(
+        False,
+        description="words attend only to those that the column `edges` names: pairs of numbers of "
+        "words from 0, or the number of the head of each word from 1, as in CoNLL-U",
+    )
+
+    def model_problem(self, config: ModelConfig) -> str | None:
+        attention = part_of(AttentionPart, config)
+        if self.edges and config.shape != "encoder":
+            return f"task.edges needs model.shape: encoder, not {config.shape}"
+        if self.edges and not attention.has_scores:
+            return (
+                f"task.edges: {attention.label(config)} has no weight for each pair of tokens; set "
+                "model.attention=softmax"
+            )
+        return super().model_problem(config)
+
+    def command_for(self, name: str, model: AnyPath) -> str:
+        """Texts have no edges, so only files of rows are read."""
+        if self.edges:
+            return f"eval {name} FILE"
+        return super().command_for(name, model)
+
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(self._read)
         tokenizer = context.load_or_train_tokenizer(lambda: map(" ".join, train.columns["words"]))
@@ -111,6 +179,8 @@ class TagSettings(LabelledSettings):
                 "this tokenizer does not provide the positions of tokens, which tags require"
             )
         tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), MERGE: "words"}
+        if self.edges:
+            tokenizer.settings[EDGES] = True
         config = _with_labels(context.config_for(tokenizer), train, context.start)
         if context.model.label_names is None:
             report_similar(context, config.labels)
@@ -119,17 +189,19 @@ class TagSettings(LabelledSettings):
         return objective.bundle(context, train, valid)
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Rows:
-        """Sentences with as many tags as words. Raises DataError for others, and for tags without a
-        scheme.
+        """Sentences with as many tags as words. Raises DataError for others, for tags without a
+        scheme, and for edges to words that a sentence does not have.
         """
-        rows = read_records(source, settings, ROLES, split, plain="conll")
+        roles = ROLES | GRAPH_ROLES if self.edges else ROLES
+        rows = read_records(source, settings, roles, split, plain="conll")
         words_of_first = rows.columns["words"][0]
         if len(rows) == 1 and len(words_of_first) > LONGEST_SENTENCE:
             raise DataError(
                 f"{rows.report.name}: one sentence of {len(words_of_first):,} words; put a blank "
                 "line after each sentence"
             )
-        for line, words, tags in zip(rows.lines, *rows.columns.values(), strict=True):
+        both = (rows.columns[name] for name in ROLES)
+        for line, words, tags in zip(rows.lines, *both, strict=True):
             place = f"{rows.report.name}:{line}"
             if len(words) != len(tags):
                 raise DataError(
@@ -138,11 +210,25 @@ class TagSettings(LabelledSettings):
                 )
             if self.best_by == "f1":
                 _check_scheme(tags, place)
+        if self.edges:
+            _check_edges(rows)
         if self.best_by == "f1" and (count := sum(map(count_invalid, rows.columns["tags"]))):
             rows.report.notes.append(
                 f"{plural(count, 'I- or E- tag')} in no entity of that type: begin one"
             )
         return rows
+
+
+def _check_edges(rows: Rows) -> None:
+    """Raises DataError for an edge to a word that the sentence does not have."""
+    columns = rows.columns
+    for line, words, pairs in zip(rows.lines, columns["words"], columns["edges"], strict=True):
+        for pair in pairs:
+            if max(pair) >= len(words):
+                raise DataError(
+                    f"{rows.report.name}:{line}: an edge of word {pair[0] + 1} to word "
+                    f"{pair[1] + 1}, but the sentence has {plural(len(words), 'word')}"
+                )
 
 
 def _check_scheme(tags: Sequence[str], place: str) -> None:
@@ -181,10 +267,27 @@ def _with_labels(config: ModelConfig, rows: Rows, start: ModelConfig | None) -> 
 @dataclass(frozen=True)
 class TaggedExamples(TextExamples):
     """Sentences, the label of each token, and of each sentence the first tokens of its words (-1:
-    none).
+    none). graphs: of each sentence, which tokens attend to which (T, T); None if all do.
     """
 
     firsts: list[list[int]]
+    graphs: list[NDArray[np.bool_]] | None = None
+
+
+def _graph(words: Sequence[int], pairs: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """(T, T) which tokens attend to which, from the word of each token (-1: special) and the edges
+    of words, in both directions. The tokens of a word attend to each other, and special tokens to
+    all, as all do to them.
+    """
+    count = max(words, default=-1) + 1
+    table = np.zeros((count + 1, count + 1), bool)  # the last row and column: special tokens
+    table[-1] = table[:, -1] = True
+    np.fill_diagonal(table, True)
+    for one, other in pairs:
+        if max(one, other) < count:  # others are truncated
+            table[one, other] = table[other, one] = True
+    numbers = np.array(words, np.int64)
+    return table[numbers[:, None], numbers]
 
 
 class TagWords(LabelledObjective):
@@ -200,10 +303,12 @@ class TagWords(LabelledObjective):
         sentences = rows.columns["words"]
         tags = rows.columns["tags"]
         encoded = self.encode(rows, [" ".join(words) for words in sentences])
-        firsts = [
-            first_tokens(row, word_spans(words))
-            for row, words in zip(encoded, sentences, strict=True)
-        ]
+        spans = [word_spans(words) for words in sentences]
+        firsts = [first_tokens(row, words) for row, words in zip(encoded, spans, strict=True)]
+        graphs = None
+        if self.reads_edges:
+            tokens = map(words_of_tokens, encoded, spans)
+            graphs = [*map(_graph, tokens, rows.columns["edges"])]
         labels = [np.full(len(row.ids), NO_TAG) for row in encoded]
         for row_labels, row_firsts, row_tags in zip(labels, firsts, tags, strict=True):
             for first, tag in zip(row_firsts, row_tags, strict=True):
@@ -215,7 +320,7 @@ class TagWords(LabelledObjective):
             )
         self.report_unseen(rows, (tag for tag in chain(*tags) if tag not in self.numbers), "tags")
         labelled = Ragged.of([row_labels.tolist() for row_labels in labels])
-        return TaggedExamples(*self.tokens_and_types(encoded), labelled, firsts)
+        return TaggedExamples(*self.tokens_and_types(encoded), labelled, firsts, graphs)
 
     def batch(
         self, examples: TaggedExamples, rows: Ids, width: int | None = None, *, draw: int = 0
@@ -228,7 +333,15 @@ class TagWords(LabelledObjective):
         labels = pad_end(
             examples.labels.joined(rows, np.diff(packing.starts)), packing.length, NO_TAG
         )
+        if examples.graphs is not None:
+            graphs = [examples.graphs[row] for row in rows.tolist()]
+            inputs = replace(inputs, edges=_padded(graphs, packing.shape))
         return Batch(inputs, labels, int((labels != NO_TAG).sum()))
+
+    @property
+    def reads_edges(self) -> bool:
+        """Whether words attend along edges."""
+        return isinstance(self.settings, TagSettings) and self.settings.edges
 
     # --- loss, predictions, scores ----------------------------------------------------------------
 
@@ -317,6 +430,16 @@ class TagWords(LabelledObjective):
             for tags in both
         )
         return Sample(" ".join(words), *(", ".join(entities) or "–" for entities in found))
+
+
+def _padded(graphs: Sequence[NDArray[np.bool_]], shape: tuple[int, int]) -> Tensor:
+    """The graphs of rows as one tensor (B, T, T), truncated to the width of the rows."""
+    rows, width = shape
+    edges = torch.zeros(rows, width, width, dtype=torch.bool)
+    for row, graph in zip(edges, graphs, strict=True):
+        part = torch.from_numpy(graph[:width, :width])
+        row[: len(part), : len(part)] = part
+    return edges
 
 
 def _describe_scores(name: str, scores: Mapping[str, float]) -> str:

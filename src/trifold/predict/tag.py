@@ -46,6 +46,7 @@ LAST = ("E-", "L-", "S-", "U-", "W-")
 INNER = ("I-", "M-")
 
 MERGE = "merge_tags"  # setting of a tokenizer: the default of `merge`
+EDGES = "reads_edges"  # setting of a tokenizer: whether words attend along edges
 
 # Scores (N, C) of the tokens of a word -> scores (C,) of the word.
 WORDS: dict[str, Callable[[Scores], Scores]] = {
@@ -79,6 +80,11 @@ def tag(
     if not tokenizer.has_offsets:
         raise UsageError(
             "this tokenizer does not provide the positions of tokens, which tags require"
+        )
+    if tokenizer.settings.get(EDGES):
+        raise UsageError(
+            "this model attends along the edges of graphs (task.edges), and texts have none: "
+            "`trifold eval RUN FILE` reads a file with edges"
         )
     sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
     rows = reader.encode(sentences)
@@ -171,6 +177,17 @@ def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
     words: in text order. A token that covers parts of several words belongs to the first of them.
     """
     firsts = [-1] * len(words)
+    for token, word in enumerate(words_of_tokens(row, words)):
+        if word >= 0 and firsts[word] < 0:
+            firsts[word] = token
+    return firsts
+
+
+def words_of_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
+    """The number of the word that each token belongs to; -1 for special tokens. See
+    `first_tokens`.
+    """
+    numbers = [-1] * len(row.ids)
     word = 0
     for token, ((start, end), side) in enumerate(zip(row.offsets, row.texts, strict=True)):
         while word < len(words) and words[word][1] <= start:
@@ -178,9 +195,9 @@ def first_tokens(row: Encoded, words: Sequence[tuple[int, int]]) -> list[int]:
         if word == len(words):
             break
         is_special = side is None
-        if not is_special and end > words[word][0] and firsts[word] < 0:
-            firsts[word] = token
-    return firsts
+        if not is_special and end > words[word][0]:
+            numbers[token] = word
+    return numbers
 
 
 def choose_tags(
