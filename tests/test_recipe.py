@@ -14,6 +14,7 @@ from hypothesis import example, given, settings, strategies as st
 from tests.recipes import BERT, load_included
 from tests.train.runs import RecordingView
 
+from trifold import yaml_dialect
 from trifold.cli import main
 from trifold.cli.recipes import BENCHMARKS, FAMILIES
 from trifold.data import DataSettings, image_sets
@@ -141,6 +142,16 @@ def test_an_override_sets_the_value_under_its_key(override, value):
         found = getattr(found, part)
     assert found == value
     assert type(found) is type(value)
+
+
+def test_the_emitter_in_c_writes_what_the_one_in_python_does(monkeypatch):
+    """Which writes a sign that the one in C would escape."""
+    smoke = load_recipe("smoke").model_dump()
+    recipes = [smoke | {"description": text} for text in ("été: 1e5", "😀")]
+    texts = [dump(recipe) for recipe in recipes]
+    assert "😀" in texts[1]
+    monkeypatch.setattr(yaml_dialect, "_DUMPERS", yaml_dialect._DUMPERS[-1:])
+    assert [dump(recipe) for recipe in recipes] == texts
 
 
 @pytest.mark.parametrize("text", ["1:30", "-1:30", "1:30.5", "12:59:59", "010", "-08", "0_1"])
