@@ -6,7 +6,9 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from functools import partial
+from copy import deepcopy
+from functools import lru_cache, partial
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import torch
 from filelock import FileLock
 from tests.models import TWO_LAYERS, add_noise
 
-from trifold import errors, fast
+from trifold import errors, fast, yaml_dialect
 from trifold.nn import ModelConfig, Transformer
 
 pytest_plugins = ["tests.laws.kernels"]  # counts the calls of fast kernels
@@ -120,6 +122,22 @@ def _cheap_seeds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not torch.cuda.is_available():
             patch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cheap_commands() -> Iterator[None]:
+    """Tests run thousands of commands in one process: keep what each would make again, which is the
+    recipes that it reads, and for its options their signature and their types.
+    """
+    from typer import _adapters, main
+
+    load = lru_cache(1_000)(yaml_dialect.load)
+    parameters = lru_cache(1_000)(main.get_params_from_function)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml_dialect, "load", lambda text: deepcopy(load(text)))
+        patch.setattr(main, "get_params_from_function", lambda command: parameters(unwrap(command)))
+        patch.setattr(_adapters, "TypeAdapter", lru_cache(1_000)(_adapters.TypeAdapter))
         yield
 
 

@@ -250,8 +250,9 @@ def environment(machine: Machine) -> dict[str, Any]:
     }
 
 
+@cache
 def _git_revision() -> str | None:
-    """The revision of trifold's code, if it runs from a checkout."""
+    """The revision of trifold's code, if it runs from a checkout. Later changes are not imported."""
     try:
         result = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
