@@ -252,7 +252,7 @@ def environment(machine: Machine) -> dict[str, Any]:
 
 @cache
 def _git_revision() -> str | None:
-    """The revision of trifold's code, if it runs from a checkout. Later changes are not imported."""
+    """The revision of the code of trifold at its first call, if it runs from a checkout."""
     try:
         result = subprocess.run(
             ["git", "describe", "--always", "--dirty"],
