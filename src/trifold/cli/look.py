@@ -44,7 +44,7 @@ EXAMPLES = (
 PANELS = {
     FIRST: ("target", "out", "overwrite", "compare", "json"),
     "Picture": ("kind", "layer", "head"),
-    "Worked example": ("matrices",),
+    "Gradients, and a worked example": ("gradients", "matrices"),
     "Roles of heads": ("roles", "align", "coreference", "conllu", "prune"),
     "Live page": ("port", "browser"),
     "Text, model and machine": ("as_text", "tokenizer", "device"),
@@ -95,6 +95,10 @@ def run(
     conllu: Annotated[
         Path | None, value("FILE", "Sentences with dependencies, for --roles.")
     ] = None,
+    gradients: Annotated[
+        bool,
+        typer.Option("--gradients", help="Gradients of the loss of the text, layer by layer."),
+    ] = False,
     matrices: Annotated[
         Path | None,
         value("FILE", "Attention on the matrices of a file, step by step; without a MODEL."),
@@ -131,7 +135,13 @@ def run(
             "compare": compare,
         }
         others |= {"roles": roles, "align": align, "coreference": coreference, "conllu": conllu}
-        others |= {"prune": prune, "port": port or None, "device": device, "tokenizer": tokenizer}
+        others |= {
+            "gradients": gradients or None,
+            "prune": prune,
+            "port": port or None,
+            "device": device,
+            "tokenizer": tokenizer,
+        }
         positional = "".join(f" {word}" for word in (model, text) if word)
         check_alone(positional + option_words(**others))
         check_output(out, str(matrices), overwrite=overwrite)
@@ -148,11 +158,22 @@ def run(
     page = PageOptions(out, port, browser)
     selection = Selection(kind, layer, head)
     role_options = RoleOptions(roles, align, coreference, conllu, prune or [])
+    if gradients and (selection.is_given or page.is_written or roles or compare is not None):
+        raise UsageError(
+            "--gradients prints a table; remove --kind, --layer, --head, --roles, --compare and "
+            "pages"
+        )
     _check_combinations(options, page, selection, role_options, compare)
     if out is None and selection.is_given and not json:
         out = Path("attention.png")
     check_output(out, overwrite=overwrite)
-    if roles is not None:
+    if gradients:
+        from trifold.cli.look_gradients import show_gradients
+
+        if text is None:
+            raise UsageError("TEXT is missing; --gradients are those of one text")
+        show_gradients(load(model), text, target, out, as_json=json)
+    elif roles is not None:
         _find_roles(options, page, roles, role_options)
     elif page.has_page and not json and not selection.is_given:
         models = {name: load(name) for name in filter(None, (model, compare))}

@@ -43,6 +43,7 @@ EDIT_KEYS = ("name", "heads", "positions", "op", "value", "from")
 # The classes of heads whose names are not those of the model's labels.
 CLASSES = {"next-sentence": [*ANSWERS.values()], "span": ["start", "end"]}
 
+NO_GRADIENTS = "the trace has no gradients; use trace(…, gradients=True)"
 NO_HEAD = "this model has no head with logits; its activations can be traced"
 
 
@@ -245,9 +246,27 @@ class Trace(dict[str, Tensor]):
         """Hook point -> gradient of the sum of `loss`; without labels, of the best logit of the
         default position.
         """
-        has_labels = bool((self.labels >= 0).any())
-        output = self.loss.nansum() if has_labels else self._logit(None, None)
-        return self._gradients(output, self.names)
+        return self._gradients(self._output, self.names)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether what is to be predicted is known."""
+        return bool((self.labels >= 0).any())
+
+    @property
+    def _output(self) -> Tensor:
+        """What `gradients` are the gradients of."""
+        return self.loss.nansum() if self.has_labels else self._logit(None, None)
+
+    def gradients_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of some parameters, of what `gradients` are those of; 0 for unused ones.
+        Raises UsageError for a trace without gradients.
+        """
+        output = self._output
+        if not output.requires_grad:
+            raise UsageError(NO_GRADIENTS)
+        found = torch.autograd.grad(output, parameters, retain_graph=True, materialize_grads=True)
+        return list(found)
 
     def gradient_x_input(
         self, position: int | None = None, token: int | None = None
@@ -277,7 +296,7 @@ class Trace(dict[str, Tensor]):
 
     def _gradients(self, output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         if not output.requires_grad:
-            raise UsageError("the trace has no gradients; use trace(…, gradients=True)")
+            raise UsageError(NO_GRADIENTS)
         tensors = [self[name] for name in names]
         gradients = torch.autograd.grad(output, tensors, retain_graph=True, materialize_grads=True)
         return dict(zip(names, gradients, strict=True))
