@@ -65,6 +65,7 @@ SHORTENED = {
     "trifold train summarize": TINY,
     "trifold train student.yaml": TINY,
     "trifold distill runs/demo": "train.steps=4",
+    "trifold train transformer-xl": TINY,
     "trifold study scaling.yaml": (
         "settings.data.train=embedded:smoke settings.data.valid=embedded:smoke settings.data.holdout=0 "
         "settings.data.field=source settings.data.documents=line settings.data.cut=pieces tokens=[5000,7000,9000] "

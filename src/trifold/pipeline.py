@@ -18,6 +18,7 @@ from trifold.data.images import ImageSettings
 from trifold.dtypes import dtype_name
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.int8 import Int8Weight
+from trifold.generate.query_stream import has_query_stream, writing_config
 from trifold.generate.search import generate_tokens, stream_text
 from trifold.generate.stopping import Hypothesis, OutputLimit, output_limit
 from trifold.generate.streaming import truncate_at_stop, without_first_space
@@ -43,7 +44,7 @@ from trifold.predict.predict import PredictMixin, choose_task, second_texts
 from trifold.predict.trace import Function, Trace, run_with
 from trifold.ragged import Ragged
 from trifold.text import Tokenizer
-from trifold.text.encoded import check_strings, truncate_ids
+from trifold.text.encoded import Encoded, check_strings, truncate_ids
 from trifold.text.folder import read_tokenizers
 from trifold.text.languages import set_language
 from trifold.text.prompts import Prompt, encode_prompts
@@ -453,7 +454,7 @@ class Pipeline(PredictMixin):
         _, config = self._options(**arguments)
         contexts = None if context is None else [context]
         rows = self.read([text], contexts=contexts, **reading_options(config))
-        return output_limit(config, self.config, len(rows[0]))
+        return output_limit(config, writing_config(self.config), len(rows[0]))
 
     def longest_source(self, most: int = sys.maxsize) -> int:
         """The number of tokens of the longest row that can be read for a text of at most `most`
@@ -519,6 +520,8 @@ class Pipeline(PredictMixin):
             [[text for text in row.texts if text is not None] for row in encoded], purpose
         )
         rows = [list(row.ids) for row in encoded]
+        if has_query_stream(self.config):  # whose texts end in special tokens: none follows
+            rows = [_without_end(row) for row in encoded]
         if language is not None:
             rows = set_language(encoded, language, self.reader.languages)
             self.reader.check_ids(rows)
@@ -628,7 +631,7 @@ class Pipeline(PredictMixin):
         cannot generate.
         """
         options = resolve(self.generation, arguments)
-        if not self.config.decoder_layers:
+        if not writing_config(self.config).decoder_layers:
             raise UsageError(
                 "an encoder cannot generate text; use `trifold predict`, or another model"
             )
@@ -639,6 +642,12 @@ class Pipeline(PredictMixin):
             )
         draft_model = None if draft is None else draft.model
         return draft_model, options
+
+
+def _without_end(row: Encoded) -> list[int]:
+    """The ids of a text without the special tokens at its end."""
+    last = max(place for place, text in enumerate(row.texts) if text is not None)
+    return list(row.ids[: last + 1])
 
 
 def reading_options(config: GenerationConfig) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def test_printed_usage_command_works(trifold, runs, kind):
 def test_generate_works_or_names_the_right_command(trifold, runs, kind):
     one = trifold("generate", str(runs[kind]), TEXT)
     many = trifold("generate", str(runs[kind]), "-", stdin=b"Today sun .\n\nrain\n")
-    if kind in ENCODERS:
+    if kind in ENCODERS and kind != "permutation":  # which writes through its query stream
         for done in (one, many):
             check_rejected(done, "an encoder cannot generate text", "use `trifold predict`")
         return

@@ -4,9 +4,11 @@ import json
 import re
 
 import pytest
+import torch
 
 from trifold.cli.recipes import BENCHMARKS, CONDENSED, FAMILIES
-from trifold.recipe import included_recipes, missing_files, recipe_names
+from trifold.nn import Inputs, Transformer
+from trifold.recipe import included_recipes, load_recipe, missing_files, recipe_names
 
 
 def test_recipes_are_listed_as_table_and_json(trifold):
@@ -31,7 +33,7 @@ def test_the_list_fits_a_screen_also_without_data(trifold, no_data):
     ("word", "names"),
     [
         ("data", "answer causal choose classify images masked similarity summarize tag translate"),
-        ("gpt", "causal demo-write distilbert shakespeare-char shakespeare-char-tiny"),
+        ("gpt", "causal demo-write shakespeare-char shakespeare-char-tiny"),
         ("ner", "tag"),
     ],
 )
@@ -44,6 +46,22 @@ def test_recipes_of_a_group_or_a_word(trifold, word, names):
 def test_condensed_groups_are_described_on_request(trifold, group, names):
     words = " ".join(trifold("recipes", group).out.split())
     assert all(recipe_names()[name] in words for name in names)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES - {"distilbert", "minilm"}))
+def test_a_family_sizes_itself_and_builds_its_model(name, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("A line of text, and another.\n" * 99, "utf-8")
+    recipe = load_recipe(name, {"data.train": str(tmp_path / "text.txt")})
+    assert recipe.train.steps == 100 and recipe.data.holdout == 0.1
+    config = recipe.model.model_copy(update={"vocab_size": 30})
+    model = Transformer(config).eval()
+    tokens = torch.randint(5, 30, (2, 40))
+    with torch.no_grad():
+        states = model(Inputs(tokens))
+    assert states.isfinite().all() and states.shape[:2] == tokens.shape
+    assert model.lm_head is not None
+    printed = capsys.readouterr().err
+    assert "attention_dropout" not in printed  # no conflict of a default with another
 
 
 def test_a_word_without_recipes_is_an_error(trifold):

@@ -20,7 +20,10 @@ BENCHMARKS = frozenset(
     "span-corruption sst2-fourier text-to-text".split()
 )
 # Published families and variants, for one's own data.
-FAMILIES = frozenset("distilbert minilm".split())
+FAMILIES = frozenset(
+    "albert bigbird bp-transformer distilbert electra linformer longformer minilm performer "
+    "reformer transformer-xl xlnet".split()
+)
 SCREEN = 80  # columns
 LONGEST = 220  # columns of the names of a group
 # Name of a group -> its title.

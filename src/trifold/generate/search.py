@@ -19,6 +19,7 @@ from trifold.generate.decoding import (
     eval_mode,
 )
 from trifold.generate.processors import Context, processor
+from trifold.generate.query_stream import as_writer
 from trifold.generate.sampling import Sampler, greedy, sampler
 from trifold.generate.speculative import (
     Proposer,
@@ -83,6 +84,7 @@ def generate_tokens(
         setup = setup._replace(hook=hook, process=hooked_process)
     config = setup.config
     with eval_mode(model):
+        model = as_writer(model, config, draft)
         if config.num_beams > 1:
             _refuse_draft(config, draft)
             search = beam_search if config.force_words_ids is None else constrained_beam_search
@@ -126,6 +128,7 @@ def stream_tokens(
         return
     ended: dict[int, Hypothesis] = {}
     with eval_mode(model):
+        model = as_writer(model, setup.config, draft)
         for step in _search_without_beams(model, inputs, setup, numbers, draft):
             ended |= step.ended
             for row, token in zip(step.sentences.tolist(), step.tokens.tolist(), strict=True):
