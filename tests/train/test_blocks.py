@@ -7,6 +7,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from operator import call
 from typing import Any
 
 import pytest
@@ -249,11 +250,13 @@ requires_compiler = pytest.mark.skipif("compile_obstacle(CPU)", reason="needs a 
 
 
 @pytest.fixture
-def gradient(tmp_path):
-    """The accumulated gradient of the first micro-batches of a run."""
+def new_trainer(tmp_path):
+    """A trainer, and the first micro-batches of its run."""
     from torch._dynamo.utils import counters  # slow to import
 
-    def gradient(*, compiles: bool, batches: int = 2, **changes: Any) -> Tensor:
+    def new_trainer(
+        *, compiles: bool, batches: int = 2, **changes: Any
+    ) -> tuple[Trainer, list[Any]]:
         recipe = load_recipe("smoke", overrides(**changes))
         data = load_data(recipe, tmp_path / "tokenizer", View())
         machine = Machine(CPU, torch.float32, 1, compiles=compiles)
@@ -263,13 +266,29 @@ def gradient(tmp_path):
         parts = [
             split_batch(examples.lengths, rows, 1)[0] for rows in data.plan(examples, 0)[:batches]
         ]
-        micro_batches = [data.objective.batch(examples, part, data.max_length) for part in parts]
-        totals = dict.fromkeys(trainer.objective.counts(micro_batches[0]), 1.0)
-        for number, batch in enumerate(micro_batches):
-            trainer._backward(batch, 1, number, totals)
-            trainer.weights.collect()
+        return trainer, [data.objective.batch(examples, part, data.max_length) for part in parts]
+
+    return new_trainer
+
+
+def gradient_of(trainer: Trainer, micro_batches: list[Any]) -> Tensor:
+    """Their accumulated gradient."""
+    totals = dict.fromkeys(trainer.objective.counts(micro_batches[0]), 1.0)
+    for number, batch in enumerate(micro_batches):
+        trainer._backward(batch, 1, number, totals)
+        trainer.weights.collect()
+    return trainer.weights.take_gradient().clone()
+
+
+@pytest.fixture
+def gradient(new_trainer):
+    """The accumulated gradient of the first micro-batches of a run."""
+    from torch._dynamo.utils import counters  # slow to import
+
+    def gradient(*, compiles: bool, **changes: Any) -> Tensor:
+        found = gradient_of(*new_trainer(compiles=compiles, **changes))
         assert bool(counters["stats"]["unique_graphs"]) == compiles
-        return trainer.weights.take_gradient().clone()
+        return found
 
     return gradient
 
@@ -300,10 +319,17 @@ def test_compiled_blocks_have_the_gradient_of_plain_blocks(gradient):
 
 @requires_compiler
 @pytest.mark.slow
-def test_recomputed_compiled_blocks_repeat_their_dropout(gradient):
+def test_recomputed_compiled_blocks_repeat_their_dropout(new_trainer, gradient):
+    """The same graphs, recomputed and then not."""
+    from torch._dynamo.utils import counters  # slow to import
+
     changes = {**DECODER, "batches": 1}
-    first = gradient(compiles=True, **changes)
-    recomputed = gradient(compiles=True, train__recompute="blocks", **changes)
+    trainer, batches = new_trainer(compiles=True, train__recompute="blocks", **changes)
+    recomputed = gradient_of(trainer, batches)
+    assert counters["stats"]["unique_graphs"]
+    assert trainer.model.decoder.run_block is blocks.recomputed
+    trainer.model.decoder.run_block = call
+    first = gradient_of(trainer, batches)
     assert torch.equal(recomputed, first)
     assert distance(first, gradient(compiles=False, **changes, model__dropout=0.0)) > 0.01
 

@@ -221,6 +221,7 @@ def test_state_without_the_moving_average_is_rejected(new_trainer):
 
 WIDE = {"train__device": "cpu", "model__d_model": 256, "model__d_ff": 256, "batch__tokens": 2048}
 INT8 = WIDE | {"train__precision": "int8"}
+SHORT = {"train__steps": 6, "train__save_every": 6}
 
 requires_int8 = pytest.mark.skipif(
     int8_training_obstacle(CPU) != "", reason="int8 training is not available on this machine"
@@ -260,7 +261,7 @@ def test_int8_training_uses_int8_in_both_passes_and_reports_it(run, recorder, ma
 @requires_int8
 @pytest.mark.parametrize("workers", [1, 2])
 def test_losses_of_int8_training_are_close_to_those_without(run, matmuls, workers):
-    changes = WIDE | {"train__workers": workers, "model__dropout": 0.0}
+    changes = WIDE | SHORT | {"train__workers": workers, "model__dropout": 0.0}
     plain = run(**changes, train__precision="auto", folder="plain")
     assert not matmuls
     int8 = run(**changes, train__precision="int8", folder="int8")
