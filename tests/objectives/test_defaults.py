@@ -12,6 +12,7 @@ from trifold.hub import save_model
 from trifold.hub.families import FAMILIES
 from trifold.hub.folder import describe_misfit
 from trifold.nn import ModelConfig, Transformer
+from trifold.objectives.rates import fine_tuning_rate
 from trifold.recipe import TrainSettings, load_recipe
 from trifold.yaml_dialect import load
 
@@ -127,15 +128,28 @@ def test_a_run_keeps_its_values_when_the_data_changes(write, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write, tmp_path):
+def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write, tmp_path, capsys):
     save_model(tmp_path / "bert", Transformer(ModelConfig(**BERT)))
     start = f"train: {{start_from: {tmp_path / 'bert'}}}\n"
     recipe = load_recipe(write(f"{SENTENCE * 20}\n" * 1_000, start, "masked"))
     assert (recipe.model.d_model, recipe.model.n_layers) == (BERT["d_model"], BERT["n_layers"])
     assert (recipe.train.steps, recipe.train.warmup, recipe.data.holdout) == (334, 33, 0.1)
-    assert recipe.train.learning_rate == pytest.approx(
-        0.1 * (4000 * BERT["d_model"]) ** -0.5, rel=0.05
-    )
+    assert recipe.train.learning_rate == pytest.approx((4000 * BERT["d_model"]) ** -0.5, rel=0.05)
+    assert f"for the width of start_from, {BERT['d_model']}: train.l" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("width", "low", "high"),
+    [
+        (64, 1.9e-3, 2.1e-3),  # that from scratch
+        (128, 1.3e-3, 1.5e-3),
+        (256, 3e-4, 4e-4),  # 3e-4 (Turc et al. 2019)
+        (768, 2e-5, 5e-5),  # Devlin et al. 2019, appendix A.3
+        (1024, 2e-5, 5e-5),
+    ],
+)
+def test_the_rate_of_fine_tuning_falls_with_the_width(width, low, high):
+    assert low < fine_tuning_rate(width) < high
 
 
 TEACHER = {

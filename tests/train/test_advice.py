@@ -141,6 +141,21 @@ CASES = {
         ),
         "(50.00); try train.learning_rate=0.002",
     ),
+    "constant, fine-tuned": (
+        finished(
+            FALLING, HEALTHY, scores={"accuracy": 52.0, "matthews": 0.03}, start_from="runs/bert",
+            recipe={"model.d_model": 64, "train.learning_rate": 0.0002},
+        ),
+        "(50.00); try train.learning_rate=0.002 (it was 0.0002), more data or another pretrained "
+        "model",
+    ),
+    "constant, fine-tuned at the usual rate": (
+        finished(
+            FALLING, HEALTHY, scores={"accuracy": 52.0, "matthews": 0.03}, start_from="runs/bert",
+            recipe={"model.d_model": 64, "train.learning_rate": 0.002},
+        ),
+        "(50.00); try train.learning_rate=0.006 (it was 0.002), more data or another",
+    ),
     "known": (
         finished(FALLING, HEALTHY, known=400, recipe={"data.valid": "a.tsv", "data.holdout": 0}),
         "400 of 1,000 validation texts are also in the training data, so the score is too good; "
@@ -259,6 +274,12 @@ def test_advice_has_at_most_three_lines():
                 {"f1": 0.0}, 1.0, 500, "texts", ConstantAnswer("finding no entity", "f1", 0.0)
             ),
             ["f1 0.00 is not clearly better than finding no entity (0.00)"],
+        ),
+        (
+            MeasuredScores(
+                {"f1": 5.2}, 1.0, 500, "texts", ConstantAnswer("finding no entity", "f1", 0.0)
+            ),
+            ["f1 5.20 is not clearly better than finding no entity (0.00)"],
         ),
         (MeasuredScores({"perplexity": 20.0}, 3.0, None, "pieces"), []),
     ],

@@ -24,6 +24,7 @@ from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.data_size import measure_texts
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.prompted import PromptSettings
+from trifold.objectives.rates import fine_tuning_rate, new_rate
 from trifold.settings import as_yaml, nearest
 
 # Limit of the tokens of the data, width and layers of a model for less.
@@ -58,6 +59,7 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
         values.setdefault("data", {})
     defaults: Defaults = {"tokenizer": objective.special}
     for_size: Defaults = {}
+    config = None
     if objective.defaults and _is_open(groups["model"], objective):
         shape = groups["model"].get("shape")
         defaults, config = _for_task(objective, start_from, shape)
@@ -73,7 +75,7 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     _expand_preset(values, objective)
     _add_prompt(values, objective)
     return [
-        *_describe_added(groups, for_size),
+        *_describe_added(groups, for_size, config),
         *_take_sizes(values, objective, groups["model"], written),
     ]
 
@@ -160,16 +162,25 @@ def _find_preset(name: Any) -> ModelConfig:
     return PUBLISHED_PRESETS[name].config
 
 
-def _describe_added(groups: Defaults, for_size: Defaults) -> Iterator[str]:
-    """A line about the defaults for the size of the data, unless the recipe sets all of them."""
-    added = [
-        f"{name}.{key}={value}"
+def _describe_added(
+    groups: Defaults, for_size: Defaults, start: ModelConfig | None
+) -> Iterator[str]:
+    """A line about the defaults for the size of the data, unless the recipe sets all of them, and
+    one about the learning rate for the width of the model of start_from.
+    """
+    added = {
+        f"{name}.{key}": value
         for name, settings in for_size.items()
         for key, value in settings.items()
         if key not in groups[name]
-    ]
+    }
+    rate = None
+    if start is not None:
+        rate = added.pop("train.learning_rate", None)
     if added:
-        yield f"for the size of the data: {' '.join(added)}"
+        yield f"for the size of the data: {' '.join(f'{key}={added[key]}' for key in added)}"
+    if start is not None and rate is not None:
+        yield f"for the width of start_from, {start.d_model}: train.learning_rate={rate}"
 
 
 # --- sizes of initial weights ---------------------------------------------------------------------
@@ -350,8 +361,9 @@ def _for_student(
     with suppress(TrifoldError):  # which training reports
         student = objective.initial_model(groups["task"])
     wrapped = {**groups, "task": groups["task"].get("of") or {"kind": "causal"}}
-    chosen = _for_size(wrapped, student or ModelConfig.parse({}))
-    chosen["train"]["learning_rate"] = float(f"{10 * chosen['train']['learning_rate']:.2g}")
+    student = student or ModelConfig.parse({})
+    chosen = _for_size(wrapped, student)
+    chosen["train"]["learning_rate"] = float(f"{new_rate(student.d_model):.2g}")
     return chosen
 
 
@@ -360,8 +372,7 @@ def _for_size(
 ) -> dict[str, dict[str, Any]]:
     """Settings, by group, for the size of the training data. start: the config of start_from.
 
-    The peak of the learning rate is that of 4,000 steps of warmup for this width, or a tenth of it
-    with `start`.
+    The learning rate is that of new weights of this width, or with `start` that of fine-tuning.
     """
     data = groups["data"]
     model = dict[str, Any]()
@@ -379,10 +390,10 @@ def _for_size(
         sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
         positions = min(512, max(64, 1 << int(1.5 * longest).bit_length()))
         model = {**sizes, "max_positions": positions, **model}
-        rate = (4000 * width) ** -0.5
+        rate = new_rate(width)
     else:
         model = {}
-        rate = (4000 * start.d_model) ** -0.5 / 10
+        rate = fine_tuning_rate(start.d_model)
     chosen = {"model": model, "train": _schedule(groups, tokens, rate)}
     if data.get("train") and not data.get("valid"):
         chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / tokens):.2g}")}

@@ -15,6 +15,7 @@ from trifold.errors import join_or, wrapped
 from trifold.folders import UntrustedPath
 from trifold.jsonfiles import finite, iter_metrics
 from trifold.objectives.evaluation import ConstantAnswer
+from trifold.objectives.rates import fine_tuning_rate, new_rate
 from trifold.recipe import FINITE_SCHEDULES, Recipe
 from trifold.scores import score_text
 from trifold.train.checkpoint import TrainingProgress
@@ -38,6 +39,7 @@ WIDE = 8.0  # percent: half of an interval that hides most improvements
 LOW_BLEU = 2.0
 LOW_CHRF = 15.0
 WEAK_BLEU = 10.0  # below which a translation can hardly be understood
+LOW_F1 = 10.0  # of entities, nearly all of which are wrong
 FEW_ROWS = 100  # for a score of the whole set
 MANY_KNOWN = 0.2  # share of the validation rows
 REJECTED = 3  # updates
@@ -158,8 +160,11 @@ def _rate(run: FinishedRun) -> float:
 
 
 def _usual_rate(run: FinishedRun) -> float:
-    """A peak of the learning rate that suits new weights: that of 4,000 steps of warmup."""
-    return 1 / math.sqrt(4000 * run.recipe.model.d_model)
+    """A peak of the learning rate that suits the weights, which are new or those of start_from."""
+    width = run.recipe.model.d_model
+    if run.recipe.start_from is None:
+        return new_rate(width)
+    return fine_tuning_rate(width)
 
 
 def _is_flat(run: FinishedRun) -> bool:
@@ -326,7 +331,7 @@ def _is_constant(measured: MeasuredScores) -> bool:
         return measured.loss > (1 - FLAT) * constant.value
     score = measured.scores.get(constant.score, math.inf)
     if constant.score not in PERCENTAGES:
-        return score <= constant.value
+        return score <= constant.value + LOW_F1
     # A useful model of rare labels has the accuracy of the most frequent one, but a correlation.
     is_related = measured.scores.get("matthews", 0.0) > 2 / math.sqrt(measured.size)
     is_better = score > constant.value + _half_interval(constant.value, measured.size)
@@ -392,7 +397,16 @@ def _begin_to_learn(run: FinishedRun) -> str:
         return f"{_more_steps(run)}, or start_from=PRETRAINED"
     if is_new:
         return "more data or start_from=PRETRAINED, and check that labels belong to texts"
-    return "more data or another pretrained model, and check that labels belong to texts"
+    return f"{_another_rate(run)}, more data or another pretrained model"
+
+
+def _another_rate(run: FinishedRun) -> str:
+    """The learning rate for fine-tuning that suits the width, or a higher one than that."""
+    rate = _rate(run)
+    usual = _usual_rate(run)
+    if not usual / 2 < rate < 2 * usual:
+        return f"train.learning_rate={usual:.2g} (it was {rate:.2g})"
+    return f"train.learning_rate={3 * rate:.1g} (it was {rate:.2g})"
 
 
 def _learn_longer(run: FinishedRun) -> str:
