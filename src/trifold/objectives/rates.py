@@ -17,4 +17,4 @@ def fine_tuning_rate(d_model: int) -> float:
     3.9e-5 for BERT-base and 2.2e-5 for BERT-large, between the 2e-5 and 5e-5 of their paper (Devlin
     et al. 2019, appendix A.3), and 3.5e-4 for width 256, where Turc et al. (2019) use 3e-4.
     """
-    return new_rate(d_model) * min(1.0, (SMALL_WIDTH / d_model) ** 1.5)
+    return new_rate(d_model) * float(min(1.0, (SMALL_WIDTH / d_model) ** 1.5))
