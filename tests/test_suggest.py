@@ -20,6 +20,13 @@ FILES = {
     "german.txt": "ein Hund\n",
     "model/config.json": "{}",
     "numbers.csv": "1\n2\n",
+    "phrases.csv": "Nr;Original;Übersetzung;Kürzel\n"
+    "1;Guten Morgen, wie geht es?;Good morning, how are you?;AB\n"
+    "2;Ich habe heute keine Zeit.;I have no time today.;CD\n"
+    "3;Das Haus ist sehr alt.;The house is very old.;AB\n"
+    "4;Wir gehen ins Kino.;We go to the cinema.;CD\n"
+    "5;Sie liest ein gutes Buch.;She reads a good book.;AB\n"
+    "6;Der Hund schläft noch.;The dog is still asleep.;AB\n",
 }
 TRAIN = "`trifold train "
 # The arguments of `trifold train` -> a part of the error.
@@ -39,6 +46,9 @@ ERRORS = {
     "translate a.en a.de": f"{TRAIN}translate data.train=a.en,a.de`",
     "model": f"model is the folder of a model, not a recipe; train it with {TRAIN}RECIPE start_from=model data.train=FILE`",
     "model/config.json": f"model is the folder of a model, not a recipe; train it with {TRAIN}RECIPE start_from=model data.train=FILE`",
+    "phrases.csv": f"{TRAIN}translate data.train=phrases.csv data.header=true data.source=Original 'data.target=Übersetzung'`",
+    "classify data.columns.text=Review text": "'text' is not key=value; if it belongs to the value before it, put both in quotes: 'data.columns.text=Review text'",
+    "classify data.columns.text=The long text train.steps=9": "put both in quotes: 'data.columns.text=The long text'",
     "numbers.csv": "numbers.csv is data, not a recipe, and its columns fit no task that is known; choose a recipe of `trifold recipes`, and name the file as data.train",
     "missing.csv": "no such file or recipe: 'missing.csv'; list them with `trifold recipes`",
     "folder/missing": "folder/missing: no such run (a run has a recipe.yaml)",

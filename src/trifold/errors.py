@@ -130,6 +130,10 @@ class DataError(TrifoldError):
     """A data file is missing, invalid, empty or inconsistent with another one."""
 
 
+class MissingColumnError(DataError):
+    """A table does not have a column that the task reads."""
+
+
 class CheckpointError(TrifoldError):
     """A model folder or a checkpoint is missing, damaged or of an unknown format."""
 

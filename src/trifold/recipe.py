@@ -9,11 +9,12 @@ nothing else.
 import importlib.resources
 import os
 import re
-import sys
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache, cached_property
+from itertools import takewhile
 from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
@@ -23,7 +24,7 @@ from trifold.data import DataSettings, expand_path
 from trifold.data.files import is_dataset
 from trifold.data.frames import name_frames
 from trifold.dtypes import dtype_name
-from trifold.errors import SettingsError, TrifoldError, UsageError, wrapped
+from trifold.errors import SettingsError, TrifoldError, UsageError
 from trifold.folders import AnyPath, UntrustedPath, named, open_named
 from trifold.generation_config import GenerationConfig, resolve
 from trifold.hub.names import find_run_recipe, no_run_error
@@ -435,6 +436,13 @@ class Recipe(Settings):
         return {}
 
     @cached_property
+    def notes(self) -> list[str]:
+        """Lines about the defaults that `load_recipe` chose, which are printed once the data has
+        been read. They are not part of the settings.
+        """
+        return []
+
+    @cached_property
     def sized(self) -> set[str]:
         """The keys of `train` whose values are defaults for the size of the data. It is not part of
         the settings.
@@ -536,9 +544,7 @@ def load_recipe(
         # No one has named the file.
         errors = [f"{_file_of(name)}: {line}" for line in str(error).splitlines()]
         raise SettingsError("\n".join(errors)) from None
-    if os.environ.get("RANK", "0") == "0":
-        for line in lines:
-            print(wrapped(line), file=sys.stderr)
+    recipe.notes.extend(lines)
     recipe.overrides.update(given)
     recipe.chosen.update(written)
     if not is_foreign:
@@ -616,7 +622,20 @@ def _override_pairs(overrides: Sequence[str] | Mapping[str, Any]) -> Iterable[tu
     if are_split and re.search(r"(^| )[\w.]+( = | =|= )[^ =]+( |$)", joined):
         together = re.sub(r" ?= ?", "=", joined)
         raise UsageError(f"{joined!r:.60}: write key=value without spaces, as in {together:.60}")
+    _check_quotes(overrides)
     return map(split_override, overrides)
+
+
+def _check_quotes(overrides: Sequence[str]) -> None:
+    """Raises UsageError for words that a shell has separated from the value before them."""
+    first = next((n for n, text in enumerate(overrides) if "=" not in text), 0)
+    if first and not overrides[first].startswith("-"):
+        words = takewhile(lambda text: "=" not in text, overrides[first:])
+        whole = " ".join([overrides[first - 1], *words])
+        raise UsageError(
+            f"{overrides[first]!r} is not key=value; if it belongs to the value before it, put "
+            f"both in quotes: {shlex.quote(whole)}"
+        )
 
 
 def _import_parts(values: Mapping[str, Any]) -> None:

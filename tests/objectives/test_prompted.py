@@ -189,14 +189,14 @@ def test_a_recipe_records_the_default_prompt(here):
 
 
 @pytest.mark.parametrize("kind", ["translate", "summarize", "answer", "classify"])
-def test_a_task_chooses_a_decoder_for_its_data(here, capsys, kind):
+def test_a_task_chooses_a_decoder_for_its_data(here, kind):
     file = here / ("questions.jsonl" if kind == "answer" else "pairs.tsv")
     recipe = load_recipe(kind, [f"data.train={file}", "model.shape=decoder"])
     model = recipe.model
     assert (model.shape, model.d_model, recipe.train.steps) == ("decoder", 64, 100)
     assert (model.positions, model.norm_placement) == ("learned", "pre")  # as in GPT-2
     assert recipe.batch.on_overflow == "truncate"
-    assert "for the size of the data: model.d_model=64" in capsys.readouterr().err
+    assert "for the size of the data: model.d_model=64" in recipe.notes[0]
 
 
 def test_unknown_signs_of_a_prompt_are_reported(prepare, tmp_path):

@@ -40,12 +40,12 @@ def test_share_never_falls_and_ends_at_the_last_step_by_default(schedule):
         assert shares[29] == 0.0 < shares[30] and shares[200] < 0.69
 
 
-def test_recipe_gets_the_constant_for_its_steps(capsys):
+def test_recipe_gets_the_constant_for_its_steps():
     keys = {"share": 0.5, "first": 4}
     overrides = {f"task.scheduled_sampling.{key}": value for key, value in keys.items()}
     recipe = load_recipe("smoke", {**overrides, "train.steps": 14})
     assert recipe.task.scheduled_sampling.k == 0.05
-    assert "for 14 steps: task.scheduled_sampling.k=0.05" in capsys.readouterr().err
+    assert recipe.notes == ["for 14 steps: task.scheduled_sampling.k=0.05"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.train.runs import overrides
+from tests.train.runs import RecordingView, overrides
 
 from trifold.batches import BatchSettings, plan_epoch
 from trifold.errors import DataError, SettingsError
@@ -305,3 +305,36 @@ def test_a_run_whose_folder_could_not_be_loaded_is_rejected(load_tiny, changes, 
     with pytest.raises(SettingsError) as caught:
         load_tiny(**changes)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts", "lines"),
+    [
+        ({"data.train": "missing.csv"}, "missing.csv: no such file", 0),
+        ({"data.train": "empty.csv"}, "empty.csv: the file is empty", 0),
+        (
+            {"data.train": "phrases.csv"},
+            "you probably mean `data.header=true data.source=Satz data.target=Sentence`",
+            0,
+        ),
+        ({"data.train": "pairs.csv"}, "", 1),
+    ],
+)
+def test_defaults_for_the_size_of_data_are_printed_once_it_is_read(
+    tmp_path, monkeypatch, settings, texts, lines
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").touch()
+    pairs = "".join(f"{n},ein Hund und {n},a dog with {n},AB\n" for n in range(30))
+    (tmp_path / "phrases.csv").write_text(f"Nr,Satz,Sentence,By\n{pairs}", "utf-8")
+    (tmp_path / "pairs.csv").write_text(f"Nr,source,target,By\n{pairs}", "utf-8")
+    recipe = load_recipe("translate", settings)
+    view = RecordingView()
+    try:
+        load_data(recipe, tmp_path / "tokenizer", view)
+        error = ""
+    except DataError as found:
+        error = found.message
+    assert texts in error
+    assert bool(texts) == bool(error)
+    assert sum(line.startswith("for the size of the data") for line in view.lines) == lines

@@ -15,7 +15,7 @@ import typer
 from trifold.cli.names import is_recipe
 from trifold.cli.options import Json, argument, dtype_option, option_words, value
 from trifold.cli.panels import FIRST, in_panels
-from trifold.cli.terminal import print_json, print_table, short_number
+from trifold.cli.terminal import print_json, print_note, print_table, short_number
 from trifold.cli.train import Changes
 from trifold.errors import UsageError, plural, wrapped
 
@@ -235,6 +235,8 @@ def _subject_of_recipe(recipe: Recipe) -> Subject:
     from trifold.data import expand_path
     from trifold.text import make_tokenizer
 
+    for line in recipe.notes:
+        print_note(line)
     size = recipe.tokenizer.vocab_size
     remark = "with the maximum vocabulary of the recipe"
     if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():

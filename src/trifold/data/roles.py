@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 from trifold.data.headers import LABELS, NUMBERS, UNNAMED, plain_name, split_words
 from trifold.data.settings import DataSettings
 from trifold.data.tables import Keys, Table
-from trifold.errors import DataError, SettingsError
+from trifold.errors import DataError, MissingColumnError, SettingsError
+from trifold.settings import similar
 
 # The value of a role that a row needs and does not have: the row is left out and counted.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
@@ -67,7 +68,7 @@ def choose_columns(
     missing = [name for name, role in roles.items() if role.required and name not in chosen]
     if is_table:
         chosen |= _remaining_columns(row, missing, chosen)
-    chosen = {role: role for role in missing} | chosen
+    chosen = chosen | {role: role for role in missing if role not in chosen}
     absent = {role: key for role, key in chosen.items() if is_table and key not in keys}
     if absent:
         raise _missing_column(row, absent, place, roles)
@@ -180,12 +181,25 @@ def _missing_column(
             f"named {first[repeated]!r:.40}, without regard to case; rename one of them, or set "
             "data.header=true and data.columns to numbers of columns"
         )
+    near = ""
+    if column not in roles:  # of the settings, not the default
+        near = similar_name(column, [str(cell) for cell in first])
     known = f"its first row is {first}" if len(first) < 20 else f"it has {len(first)} columns"
     settings = dict.fromkeys(map(_setting, absent))
     remedy = f"set {' and '.join(settings)} to names or numbers of columns (from 0)"
     if len(first) == 1 and (sign := re.search("[;\t|,]", first[0])):
         remedy = f"{sign[0]!r} does not separate columns here; set data.delimiter"
-    return DataError(f"{place}: no column {column!r}; {known}; {remedy}")
+    return MissingColumnError(f"{place}: no column {column!r}{near}; {known}; {remedy}")
+
+
+def similar_name(column: str, names: Sequence[str]) -> str:
+    """End of an error message: the one of the names that is probably meant, also if only the case
+    differs; empty without one.
+    """
+    by_case = {name.casefold(): name for name in names if name}
+    found = similar(column.casefold(), by_case).removeprefix("; did you mean '")
+    name = by_case.get(found.removesuffix("'?"))
+    return f"; did you mean {name!r}?" if name is not None else ""
 
 
 def value_at(row: Mapping[str, Any], key: str, place: str, setting: str) -> Any:

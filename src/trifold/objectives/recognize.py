@@ -21,14 +21,17 @@ from trifold.data.headers import plain_name
 from trifold.data.image_sets import iter_images
 from trifold.data.lines import COMPRESSED_SUFFIXES, MAX_LINE_BYTES, inner_suffix
 from trifold.data.records import RECORD_FORMATS, open_rows
-from trifold.data.roles import Roles
+from trifold.data.roles import Roles, numbers_rows
 from trifold.data.tables import has_header
 from trifold.errors import TrifoldError
 from trifold.objectives import choose, embed, labels, questions, summarize, tag
+from trifold.scripts import unicode_words
 from trifold.settings import as_yaml
 from trifold.yaml_dialect import YAMLError, load
 
 ROWS = 200  # of a file that are looked at
+SAME_LENGTH = 0.5  # of the words of a translation, at least
+FEW_SHARED = 0.2  # of the words of two languages: names, and words that both have
 FEW_ROWS = 6  # in which labels may not occur again
 PLAIN = DataSettings()
 # Names of the columns of pairs, each of a source and a target.
@@ -388,6 +391,8 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
         return None
     columns = _contents(rows)
     texts = _longest_texts(columns, len(rows))
+    if _are_translations(texts, columns, rows):
+        return _translate(texts[0].name, texts[1].name, len(columns))
     others = [column for column in columns if column not in texts and column.different > 1]
     labels = [column for column in others if column.is_label(len(rows))]
     if not labels and _has_labels(texts, len(rows)):
@@ -404,6 +409,32 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
         return _of_pairs(first, second, label)
     longest = max(texts, key=lambda column: column.words)
     return _with_columns("classify", {"text": longest, "label": label})
+
+
+def _are_translations(
+    texts: Sequence[ColumnContent],
+    columns: Sequence[ColumnContent],
+    rows: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Whether two texts of about the same length are of different languages, which share few words,
+    and no other column holds scores of them.
+    """
+    if len(texts) != 2 or len(rows) < FEW_ROWS:
+        return False
+    lengths = sorted(column.words for column in texts)
+    has_scores = any(
+        column.are_numbers and not numbers_rows(column.name)
+        for column in columns
+        if column not in texts
+    )
+    if has_scores or lengths[0] < 2 or lengths[0] < SAME_LENGTH * lengths[1]:
+        return False
+    one, other = (
+        [word for row in rows for word in unicode_words(str(row.get(column.name, "")).casefold())]
+        for column in texts
+    )
+    shared = {*one} & {*other}
+    return sum(word in shared for word in [*one, *other]) < FEW_SHARED * len([*one, *other])
 
 
 def _has_labels(texts: Sequence[ColumnContent], rows: int) -> bool:

@@ -3,8 +3,10 @@ and batches from any position.
 """
 
 import platform
+import shlex
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -14,7 +16,7 @@ import numpy as np
 from trifold.batches import BatchSettings, Blocks, deal_batch, overlong, padding_share, plan_epoch
 from trifold.batches.plan import Plan
 from trifold.costs import count_parameters
-from trifold.errors import DataError, SettingsError, plural
+from trifold.errors import DataError, MissingColumnError, SettingsError, TrifoldError, plural
 from trifold.folders import AnyPath, UntrustedPath
 from trifold.hub import read_config, resolve
 from trifold.hub.folder import describe_misfit
@@ -23,6 +25,7 @@ from trifold.hub.model_config import check_positions
 from trifold.nn import ModelConfig
 from trifold.objectives.batch import Batch, Examples
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
+from trifold.objectives.recognize import guess_recipe
 from trifold.recipe import Recipe
 from trifold.train.monitor import View
 
@@ -131,7 +134,10 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
             f"warning: warmup ({warmup:,}) is not below steps ({steps:,}); the learning rate only "
             "rises"
         )
-    bundle = recipe.task.build(context)
+    bundle = _build(recipe, context)
+    for line in recipe.notes:
+        view.say(line)
+    recipe.notes.clear()
     if start_config is not None and recipe.tokenizer.file in (recipe.start_from, str(start_folder)):
         # The table of tokens of that model may have unused rows.
         size = max(bundle.config.vocab_size, start_config.vocab_size)
@@ -148,6 +154,23 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
     if misfit := describe_misfit(data.config, start_folder):
         view.say(misfit)
     return data
+
+
+def _build(recipe: Recipe, context: BuildContext) -> TaskBundle:
+    """The data and the objective of a recipe. The error for a missing column also has the settings
+    that fit the content of the file.
+    """
+    try:
+        return recipe.task.build(context)
+    except MissingColumnError as error:
+        guess = None
+        sources = recipe.data.train
+        with suppress(TrifoldError):
+            guess = guess_recipe([sources] if isinstance(sources, str) else [*(sources or ())])
+        if guess is None or guess.recipe != recipe.task.kind or not guess.settings:
+            raise
+        settings = shlex.join(guess.settings)
+        raise DataError(f"{error.message}; you probably mean `{settings}`") from None
 
 
 def _check_start(config: ModelConfig) -> None:
