@@ -241,6 +241,14 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "decoder, shared blocks, reversible",
         "dynamic convolution",
     ),
+    "decoder: compression": (
+        "decoder, shared blocks, relative sinusoids, recurrence",
+        "compression, wide values",
+    ),
+    "decoder: pooled compression": (
+        "decoder, no positions, recurrence, classes",
+        "pooled compression, pre",
+    ),
     "decoder: adaptive span": (
         "decoder, rotary, sinks, shared keys, norm of heads",
         "adaptive span, wide values",
@@ -314,6 +322,10 @@ BREAKS: dict[tuple[str, str], str] = {
             part,
         ): "the vectors of distances are projected once per batch, which is not counted"
         for part in ("relative sinusoids", "segment offsets", "two streams", "disentangled")
+    },
+    **{
+        ("states", part): "hook points see segment after segment"
+        for part in ("compression", "pooled compression")
     },
     ("flops", "adaptive span"): "plain kernels compute all keys within the largest span",
     ("flops", "fourier"): "the counter counts no transform",

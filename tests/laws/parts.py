@@ -173,6 +173,14 @@ VARIANTS: dict[str, Values] = {
     "projected tokens": {"token_projection": True},
     "stem": {"stem": (4,)},
     "additive": {"attention": "additive"},
+    "compression": {
+        "recurrence": {"size": 4, "reach": 3},
+        "compression": {"rate": 2, "memory": 3},
+    },
+    "pooled compression": {
+        "recurrence": {"size": 3, "reach": 2},
+        "compression": {"rate": 3, "memory": 2, "function": "max"},
+    },
     "adaptive span": {"adaptive_span": {"size": 6, "ramp": 4}},
     "fourier": {"attention": "fourier"},
     "dynamic convolution": {

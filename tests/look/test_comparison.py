@@ -93,6 +93,10 @@ EXAMPLES: dict[str, Any] = {
     "recurrence": {"shape": "decoder", "positions": "none", "recurrence": {"size": 4, "reach": 2}},
     "d_value": {"d_value": 7},
     "adaptive_span": {"shape": "decoder", "adaptive_span": {"size": 64}},
+    "compression": {
+        "shape": "decoder", "positions": "none", "recurrence": {"size": 4, "reach": 2},
+        "compression": {"rate": 2, "memory": 3},
+    },
     "logits_scale": {"logits_scale": 0.5},
     "tie_lm_head": {"tie_lm_head": False},
     "lm_head_transform": {"lm_head_transform": "gelu"},

@@ -15,9 +15,9 @@ EXAMPLES = ("trifold recipes", "trifold recipes benchmarks", "trifold recipes gp
 BENCHMARKS = frozenset(
     "mlm-plain mlm-spans mlm-whole-word multi30k-additive multi30k-denoise "
     "multi30k-dynamic-convolution multi30k-en-de-cased multi30k-en-de-pretrained nsp permutation "
-    "shakespeare-adaptive-span shakespeare-char-tiny shakespeare-distill shakespeare-student "
-    "shakespeare-teacher sop "
-    "span-corruption sst2-fourier text-to-text".split()
+    "shakespeare-adaptive-span shakespeare-char-tiny shakespeare-compressive shakespeare-distill "
+    "shakespeare-student shakespeare-teacher sop span-corruption sst2-fourier "
+    "text-to-text".split()
 )
 # Published families and variants, for one's own data.
 FAMILIES = frozenset(

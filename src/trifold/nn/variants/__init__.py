@@ -19,6 +19,7 @@ from trifold.nn.variants import (
     additive,
     alibi,
     axial,
+    compressive,
     convolution,
     disentangled,
     dynamic_convolution,
@@ -44,6 +45,7 @@ from trifold.nn.variants import (
     windows,
 )
 from trifold.nn.variants.adaptive_span import AdaptiveSpan
+from trifold.nn.variants.compressive import Compression
 from trifold.nn.variants.convolution import Convolution
 from trifold.nn.variants.dynamic_convolution import DynamicConvolution
 from trifold.nn.variants.experts import Experts
@@ -81,6 +83,7 @@ VARIANTS = (
     graph,
     sparse_blocks,
     recurrence,
+    compressive,
     summaries,
     # Blocks and networks
     parallel,
@@ -110,6 +113,9 @@ class ModelConfig(CoreConfig):
         None, description="decoder: heads learn how far back they read"
     )
     sparse_blocks: SparseBlocks | None = Field(None, description="encoder: attend to a few blocks")
+    compression: Compression | None = Field(
+        None, description="recurrence: compress the states that leave the memory"
+    )
     recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
 
     @model_validator(mode="after")
