@@ -59,6 +59,7 @@ SHORTENED = {
     "trifold train translate model.shape": TINY.removeprefix("model.d_model=16 "),
     "trifold train causal data.train=stories": TINY.removeprefix("model.d_model=16 "),
     "trifold train summarize start_from": TINY.removeprefix("model.d_model=16 "),
+    "trifold train gpt-classify": TINY.removeprefix("model.d_model=16 "),
     "trifold train answer start_from": TINY.removeprefix("model.d_model=16 "),
     "trifold train answer": TINY,
     "trifold train tag": TINY,

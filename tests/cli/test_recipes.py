@@ -32,8 +32,11 @@ def test_the_list_fits_a_screen_also_without_data(trifold, no_data):
 @pytest.mark.parametrize(
     ("word", "names"),
     [
-        ("data", "answer causal choose classify images masked similarity summarize tag translate"),
-        ("gpt", "causal demo-write shakespeare-char shakespeare-char-tiny"),
+        (
+            "data",
+            "answer causal choose classify gpt-classify images masked similarity summarize tag translate",
+        ),
+        ("gpt", "causal demo-write gpt-classify shakespeare-char shakespeare-char-tiny"),
         ("ner", "tag"),
     ],
 )

@@ -70,6 +70,11 @@ KINDS = {
     "translate, decoder": (TranslateSettings(), DECODER, "pairs"),
     "text-to-text, decoder": (TextToTextSettings(parts=PARTS), DECODER, "parts"),
     "answer, decoder": (AnswerSettings(), DECODER | {"max_positions": 48}, "answers"),
+    "classify, decoder": (
+        ClassifySettings(lm_loss=0.5),
+        DECODER | {"heads": ["sequence"], "classifier_input": "last"},
+        "labels",
+    ),
     "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
 }  # fmt: skip
 validation = partial(eval_context, 90, generation=GenerationConfig(max_new_tokens=3))

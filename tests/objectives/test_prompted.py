@@ -11,13 +11,15 @@ import pytest
 import torch
 from tests.command_line import run_command
 from tests.objectives.common import eval_context, random_model
-from tests.recipes import GPT2
+from tests.recipes import GPT2, SIZES
 from tests.train.runs import InterruptingView, RecordingView, assert_equal_runs
 
 import trifold
 from trifold.data import DataSettings
 from trifold.errors import DataError, SettingsError, UsageError
 from trifold.generate import GenerationConfig
+from trifold.hub import save_model
+from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.answer import AnswerSettings
 from trifold.objectives.questions import read_texts
 from trifold.pipeline import Pipeline
@@ -197,6 +199,19 @@ def test_a_task_chooses_a_decoder_for_its_data(here, kind):
     assert (model.positions, model.norm_placement) == ("learned", "pre")  # as in GPT-2
     assert recipe.batch.on_overflow == "truncate"
     assert "for the size of the data: model.d_model=64" in recipe.notes[0]
+
+
+def test_another_shape_than_that_of_start_from_is_an_error(here, tmp_path):
+    save_model(tmp_path, Transformer(ModelConfig.parse(SIZES | {"vocab_size": 20})))
+    values = {"data.train": f"{here}/pairs.tsv", "start_from": str(tmp_path)}
+    message = r"model\.shape: decoder, but the model of start_from \(.*\) is of shape encoder-dec"
+    with pytest.raises(SettingsError, match=message):
+        load_recipe("translate", values | {"model.shape": "decoder"})
+
+
+def test_the_prompt_of_a_task_is_not_one_of_generation(here):
+    with pytest.raises(SettingsError, match=r"generate\.prompt: would differ from what the model"):
+        load_recipe(here / "translate.yaml", {"generate.prompt": "{text}"})
 
 
 def test_unknown_signs_of_a_prompt_are_reported(prepare, tmp_path):

@@ -49,7 +49,7 @@ WORLDS = {"1": 1, "2": 2, "2 sharded": 2}
 ALL_FORMS = "--all" in sys.argv  # for the table of docs/machines.md
 # Without --all: objectives that compute as another one does, and those that run in bfloat16 too.
 SIMILAR = (
-    *("summarize", "text-to-text", "denoise", "distill", "masked", "classify, decoder"),
+    *("summarize", "text-to-text", "denoise", "distill", "masked"),
     *("answer, decoder", "text-to-text, decoder"),
 )
 IN_BFLOAT16 = (
@@ -104,7 +104,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], str | None, dict[str, Any], dict[str
     "classify, several": ({"kind": "classify", "label_separator": "|"}, "several.tsv", MASKS, POOLED),
     "classify, numbers": ({"kind": "classify"}, "numbers.tsv", MASKS, POOLED),
     "classify, decoder": (
-        {"kind": "classify"}, "labels.tsv", MASKS, DECODER | {"heads": ["sequence"], "classifier_input": "last"},
+        {"kind": "classify", "lm_loss": 0.5}, "labels.tsv", MASKS, DECODER | {"heads": ["sequence"], "classifier_input": "last"},
     ),
     "tag": ({"kind": "tag"}, "tags.conll", MASKS, ENCODER | {"heads": ["token"]}),
     "answer": (

@@ -176,7 +176,9 @@ def load_model(
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder) if merged is None else merged
     config, parameters = infer_config(family, config, weights, folder / CONFIG)
-    for head in sorted(set(heads).difference(config.chosen_heads)):
+    known = {head for fields in family.architectures.values() for head in fields["heads"]}
+    further = set(heads).difference(config.chosen_heads)
+    for head in sorted(further & known if known else further):  # a GPT-2 never has some heads
         wider = config.model_copy(update={"heads": (*config.chosen_heads, head)})
         with suppress(CheckpointError):
             _, wider_parameters = infer_config(family, wider, weights, folder / CONFIG)

@@ -22,9 +22,15 @@ from trifold.data import Role, Rows, read_records
 from trifold.data.roles import MISSING, check_text, is_missing
 from trifold.errors import DataError, plural
 from trifold.nn import Transformer
-from trifold.objectives.batch import Batch
+from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
-from trifold.objectives.labelled import LabelledObjective, LabelledSettings, TextExamples
+from trifold.objectives.labelled import (
+    LM_LOSS,
+    LabelledObjective,
+    TextExamples,
+    TextLossSettings,
+    report_bare_pairs,
+)
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.choose import after_question
 from trifold.scores.bootstrap import Resampled, mean_scorer
@@ -91,18 +97,19 @@ ROLES = {
 # --- settings -> rows -----------------------------------------------------------------------------
 
 
-class ChooseSettings(LabelledSettings):
+class ChooseSettings(TextLossSettings):
     """Settings of multiple choice; `data.columns` names the columns of text, question, choices and
     label.
     """
 
     pipeline_tag = "multiple-choice"
     command = 'predict {folder} "your text" --choices one --choices another'
-    shapes = ("encoder",)
+    shapes = ("encoder", "decoder")
     heads = ("choice",)
     reads_whole = True
 
     kind: Literal["choose"] = "choose"
+    lm_loss: float = LM_LOSS
     best_by: Literal["accuracy", "loss"] = "accuracy"
 
     def build(self, context: BuildContext) -> TaskBundle:
@@ -113,6 +120,7 @@ class ChooseSettings(LabelledSettings):
         both = zip(train.columns["text"], _full_choices(train), strict=True)
         texts = (text for first, choices in both for text in (first, *choices))
         tokenizer = context.load_or_train_tokenizer(lambda: texts)
+        report_bare_pairs(context, tokenizer)
         task = Choose(
             self, tokenizer, context.config_for(tokenizer), context.text_width, context.report
         )
@@ -312,10 +320,20 @@ class Choose(LabelledObjective):
 
     def logits(self, model: Transformer, batch: ChoiceBatch) -> Tensor:
         """(B, C), C being the largest number of choices; -infinity beyond those of a row."""
-        scores = model.head_outputs(batch.inputs, heads=["choice"])["choice"][:, 0].split(
-            batch.counts
-        )
+        return self._logits(model, model(batch.inputs), batch)
+
+    def _logits(self, model: Transformer, hidden: Tensor, batch: ChoiceBatch) -> Tensor:
+        outputs = model.apply_heads(hidden, batch.inputs, ["choice"])["choice"]
+        scores = outputs[:, 0].split(batch.counts)
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
+
+    def counts(self, batch: ChoiceBatch) -> dict[str, int]:
+        return super().counts(batch) | self.lm_counts(batch)
+
+    def loss(self, model: Transformer, batch: ChoiceBatch) -> dict[str, LossTerm]:
+        hidden = model(batch.inputs)
+        nll = self.nll(self._logits(model, hidden, batch), batch)
+        return self.lm_terms(model, hidden, batch) | {"tokens": LossTerm(nll, batch.tokens)}
 
     def predictions(self, logits: Tensor, batch: ChoiceBatch) -> dict[str, Any]:
         confidences, outputs = logits.softmax(-1).max(-1)

@@ -30,7 +30,14 @@ from trifold.nn.config import MULTI, REGRESSION, SINGLE
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
 from trifold.objectives.label_config import config_with_labels
-from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
+from trifold.objectives.labelled import (
+    LM_LOSS,
+    UNKNOWN,
+    LabelledObjective,
+    TextExamples,
+    TextLossSettings,
+    report_bare_pairs,
+)
 from trifold.objectives.labels import (
     ROLES,
     SCORES,
@@ -60,7 +67,7 @@ else:
 # --- settings -> rows -----------------------------------------------------------------------------
 
 
-class ClassifySettings(LabelledSettings):
+class ClassifySettings(TextLossSettings):
     """Settings of classification; `data.columns` names the columns of text, pair (the second text)
     and label.
     """
@@ -74,6 +81,7 @@ class ClassifySettings(LabelledSettings):
         0.0, ge=0, lt=1, description="probability mass spread over all labels"
     )
     r_drop: float = Field(0.0, ge=0, description="weight of the divergence of two passes (R-Drop)")
+    lm_loss: float = LM_LOSS
     class_weights: Literal["balanced"] | dict[str, NonNegativeFloat] | None = Field(
         None,
         description="factors of the loss by label, by default 1; balanced: so that all labels "
@@ -119,6 +127,8 @@ class ClassifySettings(LabelledSettings):
         pairs = [pair for pair in train.columns["pair"] if pair is not None]
         self._reads_pairs = bool(pairs)
         tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
+        if pairs:
+            report_bare_pairs(context, tokenizer)
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
         objective = Classify(
@@ -284,23 +294,27 @@ class Classify(LabelledObjective):
     # --- loss, scores -----------------------------------------------------------------------------
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        counts = super().counts(batch)
+        counts = super().counts(batch) | self.lm_counts(batch)
         if self.settings.r_drop:
             counts["r_drop"] = batch.tokens
         return counts
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, C)."""
-        return model.head_outputs(batch.inputs, heads=["sequence"])["sequence"]
+        return self._logits(model, model(batch.inputs), batch)
+
+    def _logits(self, model: Transformer, hidden: Tensor, batch: Batch) -> Tensor:
+        return model.apply_heads(hidden, batch.inputs, ["sequence"])["sequence"]
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        hidden = model(batch.inputs)
+        logits = self._logits(model, hidden, batch)
+        terms = self.lm_terms(model, hidden, batch)
         if self.problem == REGRESSION:
-            return {"tokens": self._regression_loss(self.logits(model, batch), batch)}
-        logits = self.logits(model, batch)
+            return terms | {"tokens": self._regression_loss(logits, batch)}
         smoothing = self.settings.label_smoothing
         loss = self.nll(logits, batch, smoothing, self.weights)
         nll = self.nll(logits.detach(), batch)
-        terms = {}
         if weight := self.settings.r_drop:  # Liang et al. 2021: two passes with different dropout
             again = self.logits(model, batch)
             loss = (loss + self.nll(again, batch, smoothing, self.weights)) / 2

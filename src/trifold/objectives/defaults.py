@@ -34,7 +34,8 @@ GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 SIZES = "d_model d_embedding n_heads n_kv_heads d_head d_ff n_token_types max_positions".split()
 # Of these, what no initial weights fit that have another value.
 FIXED_SIZES = ("d_model", "n_layers", "n_heads", "d_ff")
-TOKENIZER_KEYS = ("add", "dropout", "dropout_epochs")  # that also apply to an existing tokenizer
+# That also apply to an existing tokenizer.
+TOKENIZER_KEYS = ("add", "extract", "dropout", "dropout_epochs")
 # The recipe that trains any model of a shape.
 TASK_OF_SHAPE = {"decoder": "causal", "encoder": "masked", "encoder-decoder": "translate"}
 HELD_OUT = 500_000  # most tokens of the held-out tenth

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,6 +16,8 @@ from trifold.data import Rows
 from trifold.data.holdout import normalized
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.config import Shape
+from trifold.nn.heads import LanguageModelHead
+from trifold.nn.losses import linear_cross_entropy
 from trifold.objectives.batch import LossTerm, pack_rows
 from trifold.objectives.objective import (
     ENCODER,
@@ -65,6 +68,34 @@ class LabelledSettings(ObjectiveSettings):
         return complete.model_copy(update=update)
 
 
+# The field of each settings class whose decoders may also learn the texts.
+LM_LOSS: float = Field(
+    0.0,
+    ge=0,
+    description="decoders: weight of the loss of the next tokens of the texts, 0.5 in GPT's "
+    "fine-tuning",
+)
+
+
+class TextLossSettings(LabelledSettings):
+    """Base of the settings of tasks with one output for a text, which have a field `lm_loss`."""
+
+    def model_problem(self, config: ModelConfig) -> str | None:
+        if getattr(self, "lm_loss", 0):
+            is_tied = config.tie_lm_head and config.embedding_width == config.state_width
+            if config.shape != "decoder":
+                return (
+                    f"task.lm_loss: needs a decoder, and the model is of shape {config.shape}; "
+                    "remove it"
+                )
+            if not is_tied:
+                return (
+                    "task.lm_loss: needs a language-model head that shares the table of tokens "
+                    "(model.tie_lm_head); remove it"
+                )
+        return super().model_problem(config)
+
+
 @dataclass(frozen=True)
 class TextExamples:
     """Texts as tokens, with their token types, if the model reads them, and labels."""
@@ -77,6 +108,17 @@ class TextExamples:
     def lengths(self) -> Ids:
         """(N, 1) tokens, including special tokens."""
         return self.texts.lengths[:, None]
+
+
+def report_bare_pairs(context: BuildContext, tokenizer: Tokenizer) -> None:
+    """Report if a decoder reads two texts as one, because no token stands between them."""
+    (row,) = tokenizer.rows(["a"], ["a"])
+    texts = [text for text in row.texts if text is not None]
+    if context.model.shape == "decoder" and row.texts[row.texts.index(0) :][: len(texts)] == texts:
+        context.report(
+            "no token stands between the two texts of a pair; tokenizer.extract=true adds a "
+            "delimiter"
+        )
 
 
 class LabelledObjective(Objective):
@@ -131,6 +173,37 @@ class LabelledObjective(Objective):
 
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
         return {"tokens": LossTerm(self.nll(self.logits(model, batch), batch), batch.tokens)}
+
+    # --- the language model of a decoder ----------------------------------------------------------
+
+    @property
+    def lm_weight(self) -> float:
+        """The weight of the loss of the texts themselves."""
+        weight: float = getattr(self.settings, "lm_loss", 0.0)
+        return weight
+
+    def lm_counts(self, batch: Any) -> dict[str, int]:
+        """The count of the loss of the texts: all tokens but the first of each row."""
+        if not self.lm_weight:
+            return {}
+        packing = batch.inputs.packing
+        return {"lm": packing.n_real - (len(packing.starts) - 1)}
+
+    def lm_terms(self, model: Transformer, hidden: Tensor, batch: Any) -> dict[str, LossTerm]:
+        """The loss of the texts: - Σ log P(t_i | t_<i), with the table of tokens as output layer.
+        hidden (1, N, E): the states of the packed row.
+        """
+        if not self.lm_weight:
+            return {}
+        inputs = batch.inputs
+        packing = inputs.packing
+        labels = inputs.tokens[0].roll(-1)
+        labels[packing.n_real :] = -1
+        labels[packing.starts[1:] - 1] = -1  # the last token of a row predicts nothing
+        embeddings: Any = model.decoder_embeddings
+        head = LanguageModelHead(self.config, embeddings.tokens.weight)
+        sums = linear_cross_entropy(head.features(hidden[0]), head.weight, None, labels)
+        return {"lm": LossTerm(sums.loss, self.lm_counts(batch)["lm"], self.lm_weight)}
 
     def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
         logits = self.logits(model, batch)

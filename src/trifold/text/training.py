@@ -29,6 +29,8 @@ from trifold.text.templates import template
 from trifold.text.tokenizer import NO_LIMITS, TOKEN_TYPES, Tokenizer
 from trifold.text.vocabulary import SPACE
 
+DELIMITER = "<delimiter>"
+EXTRACT = "<extract>"
 _ROUNDS = 4  # of Viterbi training; further rounds change one token in a thousand
 
 
@@ -59,6 +61,10 @@ class TokenizerSettings(Settings):
     file: str | None = None  # a tokenizer.json, a model folder or a run, instead of training
     add: Annotated[tuple[str, ...], Field(strict=False)] | str = Field(
         (), description="tokens to add to those of `file`, or a file with one per line"
+    )
+    extract: bool = Field(
+        False,
+        description="decoders: <s> before a text, <delimiter> between two and <extract> after them",
     )
     dropout: float = Field(
         default=0.0,
@@ -92,8 +98,36 @@ def make_tokenizer(texts: Iterable[str], settings: TokenizerSettings) -> Tokeniz
     `texts`.
     """
     if settings.file is None:
-        return train_tokenizer(texts, settings)
-    folder = find_tokenizer(settings.file)
+        tokenizer = train_tokenizer(texts, settings)
+    else:
+        tokenizer = _read_tokenizer(settings, settings.file)
+    if settings.extract:
+        _surround(tokenizer)
+    return tokenizer
+
+
+def _surround(tokenizer: Tokenizer) -> None:
+    """Put the tokens of GPT's fine-tuning around texts (Radford et al. 2018, section 3.3): a head
+    reads the state of the last one. Raises SettingsError without a start token.
+    """
+    start = tokenizer.names.get("bos_token")
+    if start is None:
+        raise SettingsError(
+            "tokenizer.extract: the tokenizer has no start token (bos_token), which stands before "
+            "each text; remove it"
+        )
+    library = tokenizer.library
+    library.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in (DELIMITER, EXTRACT)]
+    )
+    library.post_processor = template(
+        library, f"{start} $A {EXTRACT}", f"{start} $A {DELIMITER} $B {EXTRACT}"
+    )
+
+
+def _read_tokenizer(settings: TokenizerSettings, source: str) -> Tokenizer:
+    """The tokenizer in a file or folder, with added tokens."""
+    folder = find_tokenizer(source)
     if folder.is_folder():
         tokenizer = read_tokenizer(folder, complete=True, dropout=settings.dropout)
     else:

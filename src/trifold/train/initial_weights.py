@@ -89,14 +89,17 @@ def _check_tokenizer(data: TrainingData) -> None:
 
 
 def _added_tokens(data: TrainingData) -> range:
-    """The ids of the tokens of `tokenizer.add`, which are reported."""
+    """The ids of the tokens of `tokenizer.add` and `tokenizer.extract`, which are reported."""
     tokenizer = data.recipe.tokenizer
-    if not tokenizer.add:
+    keys = [key for key in ("add", "extract") if getattr(tokenizer, key)]
+    if tokenizer.file is None or not keys:
         return range(0)
     total = data.objective.tokenizer.vocab_size
-    known = make_tokenizer([], tokenizer.model_copy(update={"add": ()})).vocab_size
+    before = tokenizer.model_copy(update={"add": (), "extract": False})
+    known = make_tokenizer([], before).vocab_size
     new = f"{total - known:,} new tokens"
-    data.report(f"tokenizer.add: {new}; their rows begin as the mean of the others")
+    names = " and ".join(f"tokenizer.{key}" for key in keys)
+    data.report(f"{names}: {new}; their rows begin as the mean of the others")
     return range(known, total)
 
 
