@@ -330,7 +330,8 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
         "every folder named like a checkpoint is deleted", "foreign-folders", checkpoint, "prune", _by_number),
     "mean-of-means": (
         "micro-batches are averaged instead of summed", "accumulation", Trainer, "_backward", _mean_of_means),
-    "mean-of-ranks": ("every rank divides by its own count", "ranks", ProcessGroup, "sum", _own_times_world),
+    "mean-of-ranks": (
+        "every rank divides by its own count", "ranks", ProcessGroup, "sum", _own_times_world, 1),
     "least-number": (
         "masked scores are the smallest finite number", "masked-rows", attention, "attend", _least_number),
     "ignored-count": (

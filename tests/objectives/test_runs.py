@@ -359,7 +359,7 @@ def test_contradictory_settings_are_rejected(prepare, name, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.shape": "decoder"}, r"decoder does not support task\.kind: translate"),
+        ({"model.shape": "encoder"}, r"encoder does not support task\.kind: translate"),
         (
             {"data.cache": "cache"},
             r"data\.cache: a task of kind translate reads its text into memory",
