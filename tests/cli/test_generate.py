@@ -152,6 +152,8 @@ ENDS = {
     "It is a to to to to to to to to to to to to to to to to to to to to to": REPETITION,
     "I like the dog and the dog and the dog and the dog and the dog and the dog and the": REPETITION,
     "。" * 70: REPETITION,
+    "the the the the the the the": REPETITION,
+    "a good film about a little town that is very very very very": "default",
     "This is a very very very very good film about people who live in a town by the sea, and": "default",
     "": "default",
 }
@@ -165,12 +167,18 @@ def test_repetition_is_told_from_other_long_outputs(text):
 
 def test_repetition_is_reported(trifold, run, capsys):
     pipeline = library.load(run)
-    warn_limits(pipeline, [REPETITION, REPETITION, None, "default"])
-    first, second = capsys.readouterr().err.replace("\n    ", " ").splitlines()
-    assert first.startswith(
-        "warning: 2 of 4 outputs ended in repeated words: the model has learned"
-    )
-    assert "1 of 4 outputs stopped at the default length" in second
+    repeated = "warning: 2 of 4 outputs ended in repeated words: the model has learned"
+    stopped = "outputs stopped at the default length"
+    for limits, lines in (
+        ([REPETITION, REPETITION, None, "default"], [repeated]),  # which need no larger limit
+        ([REPETITION, REPETITION, "default", "default"], [repeated, f"2 of 4 {stopped}"]),
+        ([None, None, "default"], [f"1 of 3 {stopped}"]),
+    ):
+        warn_limits(pipeline, limits)
+        found = capsys.readouterr().err.replace("\n    ", " ").splitlines()
+        assert len(found) == len(lines)
+        for line, text in zip(found, lines, strict=True):
+            assert text in line
 
 
 def test_options_reach_the_search(trifold, run):

@@ -28,6 +28,21 @@ def test_weights_as_json_need_no_picture(trifold, run, monkeypatch, tmp_path):
         assert np.allclose(np.sum(weights, axis=-1), 1, atol=1e-5)
 
 
+def test_json_has_the_selected_layer_and_head_and_names_its_axes(trifold, run):
+    words = ["look", str(run), "one", "--target", "1", "--json", "--kind", "encoder"]
+    whole = json.loads(trifold(*words).out)
+    part = json.loads(trifold(*words, "--layer", "2", "--head", "3").out)
+    assert whole["axes"]["encoder"] == {
+        "layers": [1, 2], "heads": [1, 2, 3, 4], "queries": "queries", "keys": "keys"
+    }  # fmt: skip
+    assert (part["axes"]["encoder"]["layers"], part["axes"]["encoder"]["heads"]) == ([2], [3])
+    assert np.array_equal(
+        part["patterns"]["encoder"], np.array(whole["patterns"]["encoder"])[1:2, 2:3]
+    )
+    refused = trifold(*words, "--layer", "9")
+    assert (refused.code, "layer 9: the model has layers 1 to 2" in refused.err) == (2, True)
+
+
 def test_out_sets_the_path_of_the_picture(trifold, run, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "pictures" / "one.png"

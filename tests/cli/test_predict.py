@@ -62,6 +62,22 @@ def test_each_input_line_gives_one_output_line(trifold, models, task):
         assert trifold("predict", str(models[task]), line).out == f"{output}\n"
 
 
+@pytest.mark.parametrize(
+    ("texts", "hint"),
+    [
+        (["a", "terrible", "film."], True),
+        (["good", "bad"], False),
+        (["a b", "c", "d"], False),
+    ],
+)
+def test_a_text_without_quotes_is_noticed(trifold, models, texts, hint):
+    model = str(models["classify"])
+    done = trifold("predict", model, *texts)
+    line = f'3 words are 3 texts; if they are one, put it in quotes: `trifold predict {model} "a '
+    assert (done.code, len(done.out.splitlines())) == (0, len(texts))
+    assert (line in done.err.replace("\n    ", " ")) == hint
+
+
 def test_unknown_words_are_reported(trifold, models):
     text = f"{LINES[0]} ☃☃ [MASK]"
     done = trifold("predict", str(models["fill-mask"]), text, LINES[1] + " [MASK]")

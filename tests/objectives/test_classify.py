@@ -564,6 +564,8 @@ def test_few_of_many_labels_are_reported(report_of, names):
         ),
         ("a b b b", "shares: b 75 %, a 25 %; always answering 'b' has accuracy 75.0; f1 is that of 'b'"),
         ("1 0 1", "shares: 1 67 %, 0 33 %; always answering '1' has accuracy 66.7; f1 is that of '1'"),
+        ("NA bad NA bad", "warning: 'NA' is learned as a label; if it says that there is none, leave the cell empty"),
+        ("- bad - None", "warning: '-' or 'None' is learned as a label; if it says that there is none, leave the cell empty"),
         ("x y z x", "shares: x 50 %, y 25 %, z 25 %; always answering 'x' has accuracy 50.0"),
         ("a b c d e f g g", "shares: g 25 %; always answering 'g' has accuracy 25.0"),
     ],

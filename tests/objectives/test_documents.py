@@ -288,6 +288,9 @@ def test_unknown_tokens_and_single_sentences_are_reported(folder):
         )
         if kind == "causal":
             assert said[-1].endswith("bits per byte is undefined with unknown tokens")
+            assert any(
+                "with tokenizer.kind=byte-bpe, which has no unknown" in line for line in said
+            )
             objective, rows, model = bundle.objective, bundle.valid, random_model(bundle.config)
             scores = objective.evaluate(
                 model, rows, objective.examples(rows), eval_context(samples=0)

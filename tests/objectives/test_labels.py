@@ -134,7 +134,7 @@ def test_a_text_may_have_no_label_where_it_may_have_several(tmp_path):
         ),
         (
             embed.COLUMNS,
-            [{"text1": "a", "text2": "b", "score": x} for x in (0.5, None, nan, "1,5")],
+            [{"text1": "a", "text2": "b", "score": x} for x in (0.5, "n/a", nan, "1,5")],
             2,
         ),
     ],

@@ -152,6 +152,7 @@ def in_batches(
 REPETITION = "repetition"
 _REPEATED = re.compile(r"(.{1,30}?)\1{3,}", re.DOTALL)  # at the end of an output
 _TAIL = 120  # characters of an end, of which half are repeated
+_SHORTEST = 12  # characters that are repeated in a short output
 
 
 def end_of(output: Output) -> str | None:
@@ -159,7 +160,8 @@ def end_of(output: Output) -> str | None:
     if output.limit is None:
         return None
     repeated = _REPEATED.search(output.text[-_TAIL:])
-    if repeated is not None and 2 * len(repeated[0]) >= _TAIL:
+    needed = max(_SHORTEST, min(_TAIL, len(output.text)) / 2)
+    if repeated is not None and len(repeated[0]) >= needed:
         return REPETITION
     return output.limit
 
@@ -176,8 +178,12 @@ def warn_limits(pipeline: Pipeline, limits: Sequence[str | None]) -> None:
         "default": "stopped at the default length; raise max_new_tokens, with --max-new-tokens "
         "of `generate` or in generation_config.json",
     }
+    repeats = limits.count(REPETITION)
     for limit, reason in reasons.items():
         count = limits.count(limit)
+        # A larger limit does not help a model most of whose long outputs repeat themselves.
+        if limit == "default" and repeats > count:
+            continue
         if count and len(limits) > 1:
             print_note(f"warning: {count:,} of {len(limits):,} outputs {reason}")
         elif count:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trifold.pipeline import Pipeline
 
 DECIMALS = 7  # of printed weights, which are float32
+AXES = ("layers", "heads", "queries", "keys")  # of weights
 EXAMPLES = (
     'trifold look runs/demo "I love dogs." --out page.html',
     'trifold look runs/demo "I love dogs." --kind all --out heads.png',
@@ -408,7 +409,7 @@ def _show_attention(
     if options.json:
         # The alignment is an average over the heads, which are printed one by one.
         printed = tuple(maps.patterns) if selection.kind == "alignment" else kinds
-        _print_weights(maps, printed, picture)
+        _print_weights(maps, printed, selection, picture)
         return
     if maps.written:
         print_note(f"{maps.text}  →  {maps.output}")
@@ -445,17 +446,32 @@ def _draw(selection: Selection, kinds: tuple[str, ...], maps: AttentionMaps, pic
     return save_figure(draw_heads(maps, kinds, selection.layer, selection.head), picture)
 
 
-def _print_weights(maps: AttentionMaps, kinds: Sequence[str], picture: Path | None) -> None:
-    """Print the tokens and the weights of these kinds as JSON."""
+def _print_weights(
+    maps: AttentionMaps, kinds: Sequence[str], selection: Selection, picture: Path | None
+) -> None:
+    """Print the tokens and the weights of these kinds, of the selected layer and head, as JSON."""
     from trifold.jsonfiles import json_line
+    from trifold.look.attention import numbered
 
+    numbers = {}
+    for kind in kinds:
+        layers, heads, *_ = maps.patterns[kind].shape
+        numbers[kind] = (
+            numbered(selection.layer, layers, "layer"),
+            numbered(selection.head, heads, "head"),
+        )
+    axes = {
+        kind: dict(zip(AXES, (*both, *AXES[2:]), strict=True)) for kind, both in numbers.items()
+    }
     fields = ("text", "output", "source", "given", "written")
     texts = json_line({name: getattr(maps, name) for name in fields})
     # Row after row: as Python numbers, all weights would take ten times their memory.
-    print(f'{texts[:-1]}, "patterns": {{', end="")
+    print(f'{texts[:-1]}, "axes": {json_line(axes)}, "patterns": {{', end="")
     for number, name in enumerate(kinds):
         print(", " * bool(number) + f'"{name}": ', end="")
-        _print_array(maps.patterns[name])  # (layers, heads, queries, keys)
+        layers, heads = numbers[name]
+        weights = maps.patterns[name][layers[0] - 1 : layers[-1], heads[0] - 1 : heads[-1]]
+        _print_array(weights)  # (layers, heads, queries, keys)
     path = None if picture is None else str(picture)
     print(f'}}, "picture": {json_line(path)}}}', flush=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,6 +20,7 @@ from trifold.cli.batch import (
     warn_unknown,
 )
 from trifold.cli.eval import find_recipe
+from trifold.cli.hints import in_quotes
 from trifold.cli.names import CONTENT, Typed, check_no_files, is_path, is_pattern
 from trifold.cli.options import (
     AsText,
@@ -55,6 +58,7 @@ EXAMPLES = (
 )
 # Pictures, or texts of a generation model, that are read before the first prediction.
 SMALL_BATCH = 64
+MANY_WORDS = 3  # texts of a word each that are probably one text
 ARRAYS = ".npz"  # the suffix of arrays
 # Options of the tasks.
 OPTIONS = {
@@ -428,6 +432,13 @@ def _predict_lines(
     from trifold.cli.prediction_output import format_json, format_line
 
     words = option_words(**request.options, json=as_json or None, out=out)
+    are_words = all(re.fullmatch(r"\w+[,.!?]?", text) for text in request.texts)
+    if len(request.texts) >= MANY_WORDS and are_words and not request.pairs:
+        whole = in_quotes(" ".join(request.texts))
+        print_note(
+            f"{len(request.texts)} words are {len(request.texts)} texts; if they are one, put it "
+            f"in quotes: `trifold predict {shlex.quote(request.model)} {whole}`"
+        )
     opened = _open_lines(request, as_text=as_text, words=words)
     predictor = opened.predictor
     progress = TextProgress()

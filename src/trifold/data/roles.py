@@ -17,7 +17,7 @@ from trifold.settings import similar
 # The value of a role that a row needs and does not have: the row is left out and counted.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 # How tables write that there is no value, besides an empty cell: pandas, databases and Excel.
-_NO_VALUE = {"nan", "null", "<na>", "#n/a"}
+_NO_VALUE = {"nan", "null", "<na>", "#n/a", "n/a"}
 # A list as Python writes it, with quoted texts or numbers; numpy writes no commas. Tuples and sets
 # have quoted texts only, because names may be in parentheses.
 _ITEM = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[-+]?[0-9][0-9.e+-]*"""

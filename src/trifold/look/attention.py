@@ -280,8 +280,8 @@ def draw_heads(
     for kind in kinds:
         if kind in maps.patterns:
             patterns = maps.patterns[kind]
-            layers = _numbers(layer, patterns.shape[0], "layer")
-            heads = _numbers(head, patterns.shape[1], "head")
+            layers = numbered(layer, patterns.shape[0], "layer")
+            heads = numbered(head, patterns.shape[1], "head")
             part = patterns[np.ix_([n - 1 for n in layers], [n - 1 for n in heads])]
             panels.append(Panel(part, *maps.labels(kind), KINDS[kind], layers, heads))
     return draw_panels(panels)
@@ -322,7 +322,8 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
     return figure
 
 
-def _numbers(number: int | None, available: int, what: str) -> list[int]:
+def numbered(number: int | None, available: int, what: str) -> list[int]:
+    """The number, or all of them, from 1. Raises UsageError for one that the model lacks."""
     if number is None:
         return list(range(1, available + 1))
     if not 1 <= number <= available:

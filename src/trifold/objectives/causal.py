@@ -167,7 +167,7 @@ class CausalSettings(ObjectiveSettings):
             *_describe_unknown(tokenizer, documents),
         ):
             context.report(f"{name}: {line}")
-        context.report(_describe_unit(held_out))
+        context.report(_describe_unit(held_out, count_unknown(tokenizer, held_out.tokens.ids)))
         return LoadedTexts(objective, documents, held_out, valid.report.name)
 
     def _open_cache(self, context: BuildContext) -> LoadedTexts:
@@ -229,12 +229,15 @@ def _is_plain_text(data: DataSettings) -> bool:
     return data.format in ("auto", "text") and kinds == {"text"} and not is_dataset_named
 
 
-def _describe_unit(documents: EncodedDocuments) -> str:
-    """The line about what a perplexity is of."""
+def _describe_unit(documents: EncodedDocuments, unknown: int) -> str:
+    """The line about what a perplexity is of, and what compares runs. unknown: tokens."""
     size = documents.bytes / max(1, int(documents.tokens.lengths.sum()))
+    remedy = "by bits per byte"
+    if unknown:
+        remedy = "with tokenizer.kind=byte-bpe, which has no unknown tokens, by bits per byte"
     return (
         f"perplexity is per token of the vocabulary, here of {size:.1f} bytes; compare runs with "
-        "other vocabularies by bits per byte"
+        f"other vocabularies {remedy}"
     )
 
 

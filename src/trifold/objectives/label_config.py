@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from trifold.data import Rows
-from trifold.errors import DataError
+from trifold.errors import DataError, join_or
 from trifold.nn import ModelConfig
 from trifold.nn.config import MULTI, REGRESSION, SINGLE, ProblemType
 from trifold.objectives.labels import (
@@ -29,6 +29,7 @@ from trifold.objectives.labels import (
 )
 from trifold.objectives.objective import BuildContext
 
+NO_LABELS = {"na", "n.a.", "none", "-", "--", "?"}  # that tables often have for no value
 MOST_SHARES = 6  # labels whose shares are reported; of more, that of the most frequent one
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
 # What people read as a number, such as 45 %, 1 234.5, $3.99 and 4/5.
@@ -66,6 +67,12 @@ def config_with_labels(
     context.report_labels("labels", config.labels)
     if problem == SINGLE:
         context.report(_describe_shares(config.labels, valid.columns["label"]))
+        if doubtful := sorted(label for label in config.labels if label.casefold() in NO_LABELS):
+            listed = join_or([*map(repr, doubtful)])
+            context.report(
+                f"warning: {listed} is learned as a label; if it says that there is none, leave "
+                "the cell empty"
+            )
     if problem == SINGLE and train.columns.get("image") is None:
         report_contradictions(context, train)
     return config

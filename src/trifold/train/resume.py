@@ -191,8 +191,8 @@ def check_same_rows(folder: RunFolder, rows: str, files: Files, *, changed: bool
     if same_data and rows != identity["rows"]:
         raise DataError(
             f"{folder.path}: the same data now gives {rows}, but gave {identity['rows']} when "
-            "the run began; continue "
-            "with the versions in environment.json, or accept the new rows with --data-changed"
+            "the run began; continue with the versions in environment.json, or accept the other "
+            "rows with --data-changed"
         )
 
 
