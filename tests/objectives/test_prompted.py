@@ -308,6 +308,8 @@ def test_a_saved_model_puts_texts_into_its_prompt(run):
     """In Python, on the command line, and in the same tokens as transformers."""
     transformers = pytest.importorskip("transformers")
     folder = run("translate")
+    card = (folder / "model" / "README.md").read_text("utf-8")
+    assert 'reader("your source =", return_tensors' in card and "text-generation" in card
     ours = trifold.load(folder)
     text = "p u y"
     output = ours.generate(text)

@@ -5,6 +5,7 @@ A card is a function of its values: it holds no date and no path of this machine
 run writes the same bytes as an uninterrupted one.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -117,7 +118,8 @@ class ModelCard:
     """What a card says.
 
     family: the model type. architecture: the class of `transformers`, or "" without one.
-    pipeline_tag: the name of the task on hubs. command: arguments of `trifold` for MODEL.
+    pipeline_tag: the name of the task on hubs. input: what the model reads, such as a prompt.
+    command: arguments of `trifold` for MODEL.
     is_readable: whether `transformers` reads the tokenizer. measured: what the scores were computed
     on. signatures: how they are computed. versions: of libraries, by name.
     """
@@ -126,6 +128,7 @@ class ModelCard:
     architecture: str = ""
     parameters: int | None = None
     pipeline_tag: str = ""
+    input: str = "your text"
     command: str = ""
     base: Base | None = None
     data: Sequence[CardFile] = ()
@@ -214,7 +217,9 @@ class ModelCard:
         program = FROM_TRANSFORMERS.format(
             architecture=self.architecture,
             reader="AutoImageProcessor" if self.is_image_model else "AutoTokenizer",
-            program=PROGRAMS.get(self.pipeline_tag, PRINT_OUTPUT),
+            program=PROGRAMS.get(self.pipeline_tag, PRINT_OUTPUT).replace(
+                '"your text"', json.dumps(self.input, ensure_ascii=False)
+            ),
         )
         if self.is_image_model:
             return f"from PIL import Image\n{program}"

@@ -25,6 +25,7 @@ from trifold.hub.card import (
 from trifold.hub.names import CONFIG
 from trifold.jsonfiles import read_json
 from trifold.objectives.evaluation import Evaluation
+from trifold.objectives.prompted import PromptSettings
 from trifold.recipe import Recipe
 from trifold.scores import score_text
 from trifold.scores.bootstrap import score_intervals
@@ -47,6 +48,11 @@ def run_card(
     result: of the validation that chose the weights; None if there was none.
     """
     task: Any = recipe.task.evaluated
+    use = {"pipeline_tag": task.pipeline_tag}
+    if recipe.model.shape == "decoder" and isinstance(task, PromptSettings):
+        prompt = task.chosen_prompt
+        text = prompt.fill({name: f"your {name}" for name in prompt.names})
+        use = {"pipeline_tag": "text-generation", "input": text}
     scores: list[CardScore] = []
     measured = ""
     if result is not None:
@@ -54,7 +60,7 @@ def run_card(
     return ModelCard(
         **describe_model(folder.model, read_json(folder.below(folder.model) / CONFIG)),
         parameters=parameters,
-        pipeline_tag=task.pipeline_tag,
+        **use,
         command=task.command_for("MODEL", folder.model),
         base=_base(recipe),
         data=tuple(_files(folder)),
