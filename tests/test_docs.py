@@ -67,6 +67,8 @@ SHORTENED = {
     "trifold train student.yaml": TINY,
     "trifold distill runs/demo": "train.steps=4",
     "trifold train transformer-xl": TINY,
+    "trifold train masked data.train": TINY,
+    "trifold train masked start_from": TINY.removeprefix("model.d_model=16 "),
     "trifold study scaling.yaml": (
         "settings.data.train=embedded:smoke settings.data.valid=embedded:smoke settings.data.holdout=0 "
         "settings.data.field=source settings.data.documents=line settings.data.cut=pieces tokens=[5000,7000,9000] "
