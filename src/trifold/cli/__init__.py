@@ -41,6 +41,7 @@ COMMANDS = {
     "study": "measure how the loss depends on model size and tokens",
     "runs": "list runs with their scores",
     "eval": "score a model on test data",
+    "glue": "score the nine tasks of GLUE and their mean",
     "compare": "test whether the scores of two models differ",
     "generate": "translate or continue text",
     "predict": "classify, tag, answer questions, fill in masks, embed",

@@ -80,7 +80,7 @@ def _describe(dataset: Dataset) -> dict[str, Any]:
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
     source = facts["source"].removeprefix("https://")
-    size = f"{facts['size'] / 1e6:.1f}"
+    size = f"{facts['size'] / 1e6:.1f}" if facts["size"] else "–"
     return facts["name"], size, _presence(facts), f"{facts['licence']}\n{source}"
 
 

@@ -154,7 +154,7 @@ def run(
     if data_kind == "pairs":
         report = _score_translations(request)
     else:
-        report = _validate(request)
+        report = validate(request)
     if json:
         print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
         return
@@ -402,7 +402,8 @@ def _read_pairs_of_run(
 # --- loss and the scores of a validation ----------------------------------------------------------
 
 
-def _validate(request: EvalRequest) -> EvalReport:
+def validate(request: EvalRequest) -> EvalReport:
+    """The loss and the scores of the task of a run."""
     from torch import tensor
 
     from trifold.cli.report import write_report

@@ -24,6 +24,7 @@ FAMILIES = frozenset(
     "albert bigbird bp-transformer distilbert electra linformer longformer minilm performer "
     "reformer transformer-xl xlnet".split()
 )
+GLUE = "glue-"  # how the names of its tasks begin
 SCREEN = 80  # columns
 LONGEST = 220  # columns of the names of a group
 # Name of a group -> its title.
@@ -31,11 +32,12 @@ GROUPS = {
     "data": "Your data: trifold train NAME data.train=FILE",
     "public": "Public data; what is in brackets is not here: trifold data NAME downloads it",
     "demos": "Demos, which need no data: trifold train NAME",
+    "glue": "GLUE",
     "families": "Families, on your data",
     "benchmarks": "Benchmarks",
 }
 # Groups of which the list of all recipes has only the names.
-CONDENSED = ("families", "benchmarks")
+CONDENSED = ("glue", "families", "benchmarks")
 
 
 class Listed(NamedTuple):
@@ -89,6 +91,8 @@ def _group_of(name: str, values: Mapping[str, Any]) -> str:
     source = values.get("data", {}).get("train")
     if name in BENCHMARKS:
         return "benchmarks"
+    if name.startswith(GLUE):
+        return "glue"
     if name in FAMILIES:
         return "families"
     if not source:

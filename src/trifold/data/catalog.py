@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLE = "TRIFOLD_DATA"
+UNKNOWN = "-"  # the digest of a file that is obtained by hand
 _CACHES = {"darwin": "~/Library/Caches", "win32": "~/AppData/Local"}
 
 
 class File(NamedTuple):
     """A file of a dataset. Size and SHA-256 are those of its content, which is decompressed if it
-    ends in .gz.
+    ends in .gz; 0 and "-" if they are not known.
     """
 
     path: str  # below the data folder
