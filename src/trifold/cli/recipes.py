@@ -26,7 +26,7 @@ FAMILIES = frozenset(
 )
 GLUE = "glue-"  # how the names of its tasks begin
 SCREEN = 80  # columns
-LONGEST = 220  # columns of the names of a group
+LONGEST = 100  # columns of the names of a group
 # Name of a group -> its title.
 GROUPS = {
     "data": "Your data: trifold train NAME data.train=FILE",
@@ -124,7 +124,7 @@ def _names(recipes: list[Listed], group: str) -> str:
     """The names of a group, and the command that describes them."""
     names = ", ".join(recipe.name for recipe in recipes if recipe.group == group)
     line = f"{GROUPS[group]} (trifold recipes {group}): {names}"
-    return wrapped(shorten(line, LONGEST, placeholder=" …"), SCREEN)
+    return wrapped(shorten(line, LONGEST, break_on_hyphens=False, placeholder=" …"), SCREEN)
 
 
 def _block(recipes: list[Listed], group: str) -> str:
