@@ -444,3 +444,26 @@ def test_damaged_labels(trifold, tmp_path, case):
     done = trifold("predict", str(tmp_path), "x")
     assert (done.code, done.out) == (1, "")
     assert message in done.err and "Traceback" not in done.err
+
+
+CORPORA = {
+    "a named column": ("Body Xyz", "a", ["data.columns.text=Body Xyz"], 0, "1\t"),
+    "a setting before the text": ("Body Xyz", "data.columns.text=Body Xyz", ["a"], 0, "1\t"),
+    "a number": ("Review Text", "a", ["data.columns.text=1"], 0, "1\t"),
+    "the last word of a name": ("Review Text", "a", ["--task", "search"], 0, "1\t"),
+    "a setting of lines": (None, "a", ["data.columns.text=1"], 2, "corpus a.txt has lines"),
+}
+
+
+@pytest.mark.parametrize("case", CORPORA)
+def test_a_corpus_may_have_other_columns_than_the_training(
+    trifold, models, tmp_path, monkeypatch, case
+):
+    column, first, others, code, words = CORPORA[case]
+    monkeypatch.chdir(tmp_path)
+    name = "a.txt"
+    if column is not None:
+        name = "a.csv"
+    (tmp_path / name).write_text(f"stars,{column}\n5,a b\n2,b a\n", encoding="utf-8")
+    done = trifold("predict", str(models["classify"]), first, *others, "--corpus", name)
+    assert (done.code, words in done.out + done.err) == (code, True), done.err

@@ -541,3 +541,13 @@ def test_commands_on_tables_that_do_not_fit_a_translator_are_rejected(trifold, r
     for option in (["--top-k", "2"], ["--pair", "x"]):
         done = trifold("predict", str(run), str(table), *option, "--out", str(tmp_path / "b.csv"))
         assert done.code == 2 and "not an option of a model that generates text" in done.err
+
+
+@pytest.mark.parametrize("column", ["Sentence", "Review Text"])
+def test_another_table_need_not_have_the_column_of_the_training(tmp_path, column):
+    (tmp_path / "train.csv").write_text("opinion,label\na b,x\nb a,y\n", encoding="utf-8")
+    settings = {"data.train": str(tmp_path / "train.csv"), "data.columns.text": "opinion"}
+    recipe = load_recipe("classify", settings)
+    (tmp_path / "a.csv").write_text(f"stars,{column}\n5,fine\n2,dull\n", encoding="utf-8")
+    table = open_table([str(tmp_path / "a.csv")], "search", recipe, is_other=True)
+    assert [item.text for item in table.inputs()] == ["fine", "dull"]

@@ -17,6 +17,7 @@ from trifold.data import DataSettings, Rows
 from trifold.errors import DataError, UsageError
 from trifold.nn import ModelConfig
 from trifold.objectives.tag import NO_TAG, TagSettings, TagWords
+from trifold.objectives.tag_columns import numbers_warning
 from trifold.pipeline import Pipeline
 from trifold.predict.tag import (
     EDGES as EDGES_SETTING,
@@ -251,9 +252,40 @@ def test_models_that_cannot_follow_edges(values, message):
     assert message in TagSettings(edges=True).model_problem(ModelConfig(**values))
 
 
+READ = {
+    "numbers of columns": ("1 fog NN O\n2 Port NP B-ORG\n", ["words column 0, tags column 3", "such as '2' → B-ORG"]),
+    "a type that is a typo": (
+        "Ada B-PERS\nLee I-PER\n\n" + "Port B-ORG\n\n" * 20,
+        ["1 I- or E- tag in no entity of that type (such as I-PER after B-PERS)", "typo: PER, PERS"],
+    ),
+    "an I- tag that begins": ("fog O\nLee I-PER\n", ["(such as I-PER after O)"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_report_names_columns_and_odd_tags(tmp_path, name):
+    content, words = READ[name]
+    (tmp_path / "a.conll").write_text(content, encoding="utf-8")
+    report = TagSettings()._read(str(tmp_path / "a.conll"), DataSettings(), "train").report
+    assert [word in str(report) for word in words] == [True] * len(words), str(report)
+
+
+@pytest.mark.parametrize(("column", "is_told"), [(0, True), (1, False)])
+def test_words_that_are_numbers_are_told(tmp_path, column, is_told):
+    (tmp_path / "a.conll").write_text("1 fog O\n2 Port B-ORG\n", encoding="utf-8")
+    settings = DataSettings.parse({"columns": {"words": column}})
+    warning = numbers_warning(TagSettings()._read(str(tmp_path / "a.conll"), settings, "train"))
+    assert ("100 % of the words are numbers ('1', '2', …)" in str(warning)) == is_told
+
+
 INVALID = {
     "ragged columns": ("a.txt", "Peter B-PER\nis here O\n", r"a\.txt:2: 3 columns"),
     "a tag without a scheme": ("a.txt", "fog O\n\nPeter PER\n", r"a\.txt:3: 'PER' is not a tag .*best_by=accuracy"),
+    "tags in lower case": ("a.txt", "fog O\nPort b-org\n\nPeter B-PER\n", r"a\.txt:1: 'b-org' is not a tag of the scheme BIO; did you mean 'B-ORG'\?"),
+    "tags with _": ("a.txt", "fog O\nPort S_ORG\n\nPeter E-PER\n", r"scheme BIOES; did you mean 'S-ORG'"),
+    "tags with the prefix last": ("a.txt", "fog O\nPort ORG-B\n", "did you mean 'B-ORG'"),
+    "columns that are swapped": ("a.txt", "O fog\nB-ORG Port\n", "'fog' is not a tag .* the columns are swapped"),
+    "words that are the tags": ("a.txt", "O O\nB-ORG B-ORG\n", r"a\.txt:1: the words are also the tags, such as 'O'"),
     "one tag too few": ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"a\.jsonl:1: 2 words and 1 tag"),
     "an empty sentence": (
         "a.jsonl", '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": [], "tags": []}', r"a\.jsonl:2: 'tokens' is an empty"

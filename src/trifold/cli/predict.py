@@ -60,6 +60,7 @@ EXAMPLES = (
 SMALL_BATCH = 64
 MANY_WORDS = 3  # texts of a word each that are probably one text
 ARRAYS = ".npz"  # the suffix of arrays
+SETTING = re.compile(r"data\.[\w.]+=")  # the beginning of a setting of a table
 # Options of the tasks.
 OPTIONS = {
     "top_k": option(
@@ -101,7 +102,12 @@ OPTIONS = {
         metavar="NAME",
         show_default="the folder's",
     ),
-    "corpus": option(str, "search: the file whose lines are searched.", metavar="FILE"),
+    "corpus": option(
+        str,
+        "search: the file whose lines are searched, or a table, whose settings, such as "
+        "data.columns.text=COLUMN, may stand beside the texts.",
+        metavar="FILE",
+    ),
     "parse_special": option(
         bool,
         "Read special tokens that are written in a text, such as [SEP], as tokens.",
@@ -201,11 +207,13 @@ def run(
     if word is not None and task is None:
         task = "features"
     _check_features(task, out, word, as_json=json)
+    texts, corpus = _split_corpus(text or [], options["corpus"])
+    options["corpus"] = corpus
     request = PredictRequest(
-        model, find_recipe(model), text or [], pair or [], task, options, probabilities, tsv, load
+        model, find_recipe(model), texts, pair or [], task, options, probabilities, tsv, load
     )
     are_rows = not as_text and _are_rows(request.texts, request.recipe)
-    sources = list[str](filter(None, [options["corpus"]]))
+    sources = [*corpus[:1]]
     has_arrays = out is not None and out.suffix == ARRAYS
     if are_rows and not has_arrays and word is None:
         out = _check_format(out, request.texts[0])
@@ -272,6 +280,19 @@ class PredictRequest(NamedTuple):
             is_rows=is_rows,
             every=self.every,
         )
+
+
+def _split_corpus(texts: Sequence[str], corpus: str | None) -> tuple[list[str], list[str]]:
+    """The texts, and the corpus with its settings, which may stand before or after them. Those
+    after a table are settings of the table.
+    """
+    if corpus is None:
+        return [*texts], []
+    settings = [text for text in texts if SETTING.match(text)]
+    others = [text for text in texts if text not in settings]
+    if len(others) == 1 and is_table(others):
+        return [*texts], [corpus]
+    return others, [corpus, *settings]
 
 
 class Opened(NamedTuple):
@@ -431,7 +452,6 @@ def _predict_lines(
     """Print the prediction for each text, or for each line of standard input."""
     from trifold.cli.prediction_output import format_json, format_line
 
-    words = option_words(**request.options, json=as_json or None, out=out)
     are_words = all(re.fullmatch(r"\w+[,.!?]?", text) for text in request.texts)
     if len(request.texts) >= MANY_WORDS and are_words and not request.pairs:
         whole = in_quotes(" ".join(request.texts))
@@ -439,6 +459,8 @@ def _predict_lines(
             f"{len(request.texts)} words are {len(request.texts)} texts; if they are one, put it "
             f"in quotes: `trifold predict {shlex.quote(request.model)} {whole}`"
         )
+    options = {**request.options, "corpus": " ".join(request.options["corpus"][:1]) or None}
+    words = option_words(**options, json=as_json or None, out=out)
     opened = _open_lines(request, as_text=as_text, words=words)
     predictor = opened.predictor
     progress = TextProgress()

@@ -29,7 +29,8 @@ MAX_UNKNOWN = 10_000  # words from which no more are looked for
 class Predictor:
     """A task of a model with the options of the command.
 
-    corpus: the file that `search` reads. every: whether to give the probability of every class.
+    corpus: the file that `search` reads, and its settings. every: whether to give the probability
+    of every class.
     unknown: words of the inputs that the tokenizer does not know. truncation: of all inputs.
     """
 
@@ -37,7 +38,7 @@ class Predictor:
     task: str
     options: Mapping[str, Any]
     recipe: Recipe | None = None
-    corpus: str | None = None
+    corpus: Sequence[str] = ()
     every: bool = False
     unknown: list[str] = field(default_factory=list)
     truncation: Truncation = field(default_factory=Truncation)
@@ -127,8 +128,8 @@ class Predictor:
             options.pop("threshold", None)  # see `chosen`
         if self.every and self.task == "classify":
             options["top_k"] = self.config.n_labels
-        if self.corpus is not None:
-            options["corpus"] = self._read_corpus(self.corpus)
+        if self.corpus:
+            options["corpus"] = self._read_corpus()
         return options
 
     def _generate(
@@ -174,11 +175,18 @@ class Predictor:
         right = self.pipeline.embed(second_texts, normalise=True, **options)
         return [float(a @ b) for a, b in zip(left, right, strict=True)]
 
-    def _read_corpus(self, file: str) -> Iterator[str]:
-        """The texts of a file of lines, or of a table."""
-        if not is_table([file]):
-            return iter_lines(file)
-        return (item.text for item in open_table([file], "search", self.recipe).inputs())
+    def _read_corpus(self) -> Iterator[str]:
+        """The texts of a file of lines, or of a table. Raises UsageError for settings of lines."""
+        file, *settings = self.corpus
+        if is_table(self.corpus):
+            table = open_table(self.corpus, "search", self.recipe, is_other=True)
+            return (item.text for item in table.inputs())
+        if settings:
+            raise UsageError(
+                f"{settings[0].partition('=')[0]}: the corpus {file} has lines and no columns; "
+                "leave the setting out"
+            )
+        return iter_lines(file)
 
     # --- every class ------------------------------------------------------------------------------
 
@@ -229,7 +237,7 @@ def make_predictor(
     """
     others = dict(options)
     corpus = others.pop("corpus")
-    writes_answers = reads_questions(pipeline) and corpus is None and task in (None, "answer")
+    writes_answers = reads_questions(pipeline) and not corpus and task in (None, "answer")
     if writes_answers:
         name = "generate"
     else:
@@ -245,14 +253,14 @@ def _choose_task(
     config: ModelConfig,
     recipe: Recipe | None,
     task: str | None,
-    corpus: str | None,
+    corpus: Sequence[str],
     *,
     is_rows: bool,
 ) -> str:
     """The task of the command: of `predict.TASKS`; for rows also `generate`, and `similarity` of a
     model that learned it.
     """
-    if corpus is not None:
+    if corpus:
         return choose_task(config, task or "search")
     if is_rows and task is None:
         if config.shape != "encoder" and config.chosen_heads == ("lm",):

@@ -160,6 +160,7 @@ class TableReader(NamedTuple):
     is_trained: bool = False  # the model has a recipe, whose files have labels
     named: Sequence[str] = ()
     pairs: Sequence[str] = ()
+    is_other: bool = False  # than the table of the training: its columns may have other names
 
     def inputs(self) -> Iterator[Input]:
         """The rows of all files; see `_inputs_of_file`."""
@@ -272,12 +273,14 @@ class TableReader(NamedTuple):
             role: column
             for role, column in self.settings.columns.items()
             if role in self.named
-            or role in layout.inputs
+            or (role in layout.inputs and not (self.is_other and str(column) not in first))
             or (role in layout.labels and str(column) in first)
         }
         changes: dict[str, Any] = {"columns": columns}
         if str(self.settings.target) not in first:
             changes["target"] = "target"
+        if self.is_other and str(self.settings.source) not in first:
+            changes["source"] = "source"
         return self.settings.model_copy(update=changes)
 
 
@@ -294,9 +297,16 @@ def _describe_columns(layout: Layout, columns: Mapping[str, str], names: Sequenc
 
 
 def open_table(
-    texts: Sequence[str], task: str, recipe: Recipe | None, pairs: Sequence[str] = ()
+    texts: Sequence[str],
+    task: str,
+    recipe: Recipe | None,
+    pairs: Sequence[str] = (),
+    *,
+    is_other: bool = False,
 ) -> TableReader:
-    """The table of the first text, with the settings in the others."""
+    """The table of the first text, with the settings in the others. is_other: whether it is another
+    kind of table than that of the training, so that its columns may have other names.
+    """
     from trifold.objectives.inputs import find_layouts
 
     given, part = split_settings(texts[1:])
@@ -312,7 +322,7 @@ def open_table(
         of_part = parts[part].model_dump(include={"format", "header"}, exclude_defaults=True)
         given = {**of_part, **given}
     settings = reading_settings(texts[:1], recipe, given)
-    return TableReader(texts[0], layouts, settings, recipe is not None, named, pairs)
+    return TableReader(texts[0], layouts, settings, recipe is not None, named, pairs, is_other)
 
 
 def _names(roles: Roles) -> Iterator[str]:

@@ -178,6 +178,15 @@ def _read_file(
     return _read_rows(table, settings, roles, report, keys)
 
 
+def _column_name(row: Mapping[str, Any], column: str) -> str:
+    """The name of a column for a report: in CoNLL its number, under which a row has it, too."""
+    value = row.get(column)
+    if isinstance(value, list):
+        numbers = (key for key, other in row.items() if key.isdigit() and other is value)
+        return next((f"column {number}" for number in numbers), f"{column!r:.40}")
+    return f"{column!r:.40}"
+
+
 def _read_rows(
     table: Table, settings: DataSettings, roles: Roles, report: RowReport, keys: Keys
 ) -> Iterator[NumberedValues]:
@@ -186,7 +195,9 @@ def _read_rows(
     def choose(row: Mapping[str, Any], place: str) -> tuple[Roles, dict[str, str]]:
         columns = choose_columns(row, roles, settings, place, is_table=table.has_columns)
         report.columns = columns
-        chosen = ", ".join(f"{role} {column!r:.40}" for role, column in columns.items())
+        chosen = ", ".join(
+            f"{role} {_column_name(row, column)}" for role, column in columns.items()
+        )
         if table.has_columns:
             header = "header" if has_header(row, settings) else "no header"
             chosen = f"{header}: {chosen}"

@@ -67,6 +67,8 @@ def choose_columns(
     chosen |= _columns_by_name(unrequested, [key for key in keys if key not in chosen.values()])
     missing = [name for name, role in roles.items() if role.required and name not in chosen]
     if is_table:
+        chosen |= _columns_by_last_word(roles, missing, keys, chosen)
+        missing = [name for name in missing if name not in chosen]
         chosen |= _remaining_columns(row, missing, chosen)
     chosen = chosen | {role: role for role in missing if role not in chosen}
     absent = {role: key for role, key in chosen.items() if is_table and key not in keys}
@@ -93,6 +95,25 @@ def _columns_by_name(roles: Roles, keys: Sequence[str]) -> dict[str, str]:
         if name is not None:
             chosen[role] = by_name.pop(name)
     return chosen
+
+
+def _columns_by_last_word(
+    roles: Roles, missing: Sequence[str], keys: Sequence[str], chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """The column whose name ends with a word of the role, such as "Review Text", for each role that
+    has none, if there is one such column.
+    """
+    found = dict[str, str]()
+    for role in missing:
+        taken = {*chosen.values(), *found.values()}
+        fitting = [
+            key
+            for key in keys
+            if key not in taken and split_words(plain_name(key))[-1] in roles[role].names
+        ]
+        if len(fitting) == 1:
+            found[role] = fitting[0]
+    return found
 
 
 def _remaining_columns(

@@ -31,6 +31,13 @@ from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, S
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import order_labels, report_similar
 from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.objectives.tag_columns import (
+    check_columns,
+    check_schemes,
+    describe_example,
+    numbers_warning,
+    scheme_notes,
+)
 from trifold.predict.tag import (
     EDGES,
     MERGE,
@@ -45,7 +52,6 @@ from trifold.scores.entities import (
     ENTITY_COUNTS,
     EntityScore,
     count_entities,
-    count_invalid,
     entity_scores,
     find_entities,
 )
@@ -173,6 +179,8 @@ class TagSettings(LabelledSettings):
 
     def build(self, context: BuildContext) -> TaskBundle:
         train, valid = context.read(self._read)
+        if warning := numbers_warning(train):
+            context.report(warning)
         tokenizer = context.load_or_train_tokenizer(lambda: map(" ".join, train.columns["words"]))
         if not tokenizer.has_offsets:
             raise DataError(
@@ -208,14 +216,14 @@ class TagSettings(LabelledSettings):
                     f"{place}: {plural(len(words), 'word')} and {plural(len(tags), 'tag')}; give "
                     "each word one tag"
                 )
-            if self.best_by == "f1":
-                _check_scheme(tags, place)
+        check_columns(rows)
+        if self.best_by == "f1":
+            check_schemes(rows)
         if self.edges:
             _check_edges(rows)
-        if self.best_by == "f1" and (count := sum(map(count_invalid, rows.columns["tags"]))):
-            rows.report.notes.append(
-                f"{plural(count, 'I- or E- tag')} in no entity of that type: begin one"
-            )
+        rows.report.notes.append(describe_example(rows))
+        if self.best_by == "f1":
+            rows.report.notes.extend(scheme_notes(rows))
         return rows
 
 
@@ -229,20 +237,6 @@ def _check_edges(rows: Rows) -> None:
                     f"{rows.report.name}:{line}: an edge of word {pair[0] + 1} to word "
                     f"{pair[1] + 1}, but the sentence has {plural(len(words), 'word')}"
                 )
-
-
-def _check_scheme(tags: Sequence[str], place: str) -> None:
-    """Raises DataError for tags that are not of entities."""
-    try:
-        list(find_entities(tags))
-    except DataError as error:
-        remedy = "set data.columns.tags, or task.best_by=accuracy for tags that are not of entities"
-        if all(map(str.isdecimal, tags)):
-            raise DataError(
-                f"{place}: the tags are numbers without names; write names such as B-PER, or "
-                f"{remedy}"
-            ) from None
-        raise DataError(f"{place}: {error}; {remedy}") from None
 
 
 def _with_labels(config: ModelConfig, rows: Rows, start: ModelConfig | None) -> ModelConfig:
