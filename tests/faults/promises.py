@@ -1,10 +1,10 @@
 """The promises by name: statement, trial function, trials of the sample, numbers of trials (short,
 full), reliability goals.
 
-The sample has one trial of each kind that no other test of a resumed or interrupted run executes;
-`RESUMED_IN_SAMPLE` says for each configuration left out which test resumes it. Ranks that are
-killed are in tests/train/test_distributed.py, signals to one of two ranks and SIGKILL to ranks
-in the planted bugs.
+The sample has one trial of each kind that no other test of a resumed or interrupted run executes.
+What it leaves out: other configurations of `chains` (beside `RESUMED_IN_SAMPLE`, with the tests that
+resume them), a signal to one of two ranks (a planted bug, and tests/train/test_distributed.py) and
+ranks that are killed (test_distributed.py). `full-disk` fails in three ways, each tried once.
 
 A trial of `kills` kills twice on average, a trial of `damage` makes a hundred mutations, and a
 trial of `power` tries every prefix."""
