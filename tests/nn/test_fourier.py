@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trifold.errors import SettingsError
-from trifold.nn import Mask, ModelConfig
+from trifold.errors import SettingsError, UsageError
+from trifold.look.attention import read_attention
+from trifold.nn import Mask, ModelConfig, Transformer
 from trifold.nn.variants.fourier import FourierMixing
+from trifold.pipeline import Pipeline
+from trifold.text import TokenizerSettings, train_tokenizer
 
 LEFT_AND_RIGHT = torch.tensor([[True] * 6, [False] * 2 + [True] * 4, [True] * 3 + [False] * 3])
 
@@ -38,6 +41,14 @@ def test_states_are_those_of_the_paper() -> None:
         expected = torch.zeros(6, 4, dtype=torch.float64)
         expected[real] = by_the_sums(x[row, real])
         torch.testing.assert_close(got[row], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_without_weights_shows_none() -> None:
+    sizes = {"d_model": 8, "n_heads": 2, "n_layers": 1, "d_ff": 8, "vocab_size": 40}
+    tokenizer = train_tokenizer(["a good film"], TokenizerSettings(kind="char", vocab_size=40))
+    model = Transformer(ModelConfig.parse(sizes | {"shape": "encoder", "attention": "fourier"}))
+    with pytest.raises(UsageError, match=r"no attention weights to show \(attention: fourier\)"):
+        read_attention(Pipeline(model, tokenizer), "a film")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.look.plots import COLORMAP, Figure, new_figure, pixel_bytes
 from trifold.memory import require_memory
 from trifold.nn import Inputs, capture
+from trifold.nn.parts import AttentionPart, part_of
 from trifold.pipeline import Pipeline
 from trifold.predict.trace import check_activations
 from trifold.predict.trace_example import name_queries, read_ids
@@ -115,6 +116,9 @@ def read_attention(pipeline: Pipeline, text: str, target: str | None = None) -> 
     ]
     with torch.no_grad(), eval_mode(pipeline.model), capture(pipeline.model, "pattern") as captured:
         pipeline.model(*inputs)
+    if not captured:
+        label = part_of(AttentionPart, pipeline.config).label(pipeline.config)
+        raise UsageError(f"this model has no attention weights to show ({label})")
     return AttentionMaps(
         text=text,
         output=writer.decode([ids.output])[0],
