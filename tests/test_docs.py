@@ -56,6 +56,7 @@ SHORTENED = {
     "trifold train classify data.train=reviews": TINY,
     "trifold train classify data.train=pairs": TINY.removeprefix("model.d_model=16 "),
     "trifold train classify data.train=films": TINY.removeprefix("model.d_model=16 "),
+    "trifold train translate data.train=phrases": TINY.removeprefix("model.d_model=16 "),
     "trifold train translate model.shape": TINY.removeprefix("model.d_model=16 "),
     "trifold train causal data.train=stories": TINY.removeprefix("model.d_model=16 "),
     "trifold train summarize start_from": TINY.removeprefix("model.d_model=16 "),

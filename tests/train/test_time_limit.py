@@ -88,7 +88,10 @@ def test_a_continued_run_keeps_its_steps(values, tmp_path, monkeypatch):
     recorded = load_recipe(tmp_path / "run").train
     assert (recorded.steps, recorded.warmup, recorded.validate_every) == (2, 0, 2)
     monkeypatch.setattr(time_limit, "USED", 1.0)  # as if the machine were faster now
+    before = len(view.lines)
     assert train("causal", resume="auto", **arguments, **settings).steps == 2
+    (ended,) = view.lines[before:]  # and nothing about the data and the model
+    assert ended.startswith("nothing to do: the run has ended at step 2, by train.steps=2;")
     assert load_recipe(tmp_path / "run").train == recorded
 
 

@@ -34,7 +34,7 @@ from trifold.train.device import agree_on_options, find_machine, keep_freed_memo
 from trifold.train.duration import describe_duration
 from trifold.train.launch import join_ranks
 from trifold.train.metrics import Meter, MetricsLog
-from trifold.train.monitor import Outcome, Snapshot, StoppedBy, View, choose_view
+from trifold.train.monitor import Outcome, OutcomeView, Snapshot, StoppedBy, View, choose_view
 from trifold.train.prefetch import prefetch
 from trifold.train.preparation import Preparation, TrainingSession
 from trifold.train.ranks import Interrupted, Ranks
@@ -129,6 +129,8 @@ def _train_in(
     """Prepare, train until a limit or a signal, and report how the run ended."""
     if resume:
         recipe = with_steps(recipe, ranks.first(recorded_steps, recipe, folder))
+        if has_all_steps(folder, recipe.train.steps):
+            view = OutcomeView(view)
     machine = ranks.in_turn(find_machine, recipe.train, recipe.batch.tokens, ranks)
     machine = agree_on_options(machine)
     keep_freed_memory()
@@ -145,6 +147,14 @@ def _train_in(
             return _interrupted_outcome(folder, view, stop)
         finally:
             view.end()
+
+
+def has_all_steps(folder: RunFolder, steps: int) -> bool:
+    """Whether the last checkpoint of an existing run is that of its last step."""
+    if not folder.recipe.exists():
+        return False
+    saved = checkpoint.list_checkpoints(folder.below(folder.checkpoints))
+    return bool(saved) and checkpoint.step_of(saved[-1]) >= steps
 
 
 def _interrupted_outcome(folder: RunFolder, view: View, stop: StopRequest) -> Outcome:

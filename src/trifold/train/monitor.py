@@ -106,6 +106,20 @@ class View:
         """Report that training has ended, for any reason; also called if it did not begin."""
 
 
+class OutcomeView(View):
+    """Passes warnings, and how a run ended, on to another view: of a run that has all its steps."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def say(self, line: str) -> None:
+        if line.startswith(("warning:", "nothing to do:", "stopped at")):
+            self._view.say(line)
+
+    def end(self) -> None:
+        self._view.end()
+
+
 class PlainView(View):
     """Lines for files and pipes: at most a step in `every` seconds, or a minute once training has
     taken a minute; validations, announced if they take longer.
