@@ -14,6 +14,11 @@ from trifold.cli import COMMANDS, _app, hints
 ANSWERS = {
     "translate hi": "no command 'translate': to translate or continue text: `trifold generate runs/demo",
     "models": "`trifold show` lists models",
+    "finetune runs/shop data.train={here}/a.csv": "data.train={here}/a.csv start_from=runs/shop`",
+    "finetune runs/shop b.csv": "`trifold train classify data.train=b.csv start_from=runs/shop`",
+    "finetune runs/shop": "`trifold train classify data.train=FILE start_from=runs/shop`",
+    "export runs/shop shop.onnx": "that format is not written; `trifold convert runs/shop demo-bf16",
+    "save runs/shop shop.gguf": "that format is not written",
     "finetune x": "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`",
     "fine-tune x": "start_from=bert-base-uncased`",
     "export runs/demo out": "`trifold convert runs/demo demo-bf16 --dtype bfloat16`",

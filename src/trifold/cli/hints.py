@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from trifold.errors import TrifoldError
 
 
 def explain(error: Exception, arguments: Sequence[str], commands: Sequence[str]) -> str | None:
@@ -79,6 +82,10 @@ def _words_after(name: str, arguments: Sequence[str]) -> list[str]:
 # --- commands -------------------------------------------------------------------------------------
 
 
+_START = "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`"
+NOT_WRITTEN = "onnx gguf torchscript tflite ggml"  # formats
+
+
 class Meaning(NamedTuple):
     """Words for something, and the answer to them. A word may stand in one row only."""
 
@@ -125,8 +132,7 @@ MEANINGS = (
     ),
     Meaning(
         "finetune finetuning tune sft lora adapt transfer",
-        "training starts from a model with start_from: "
-        "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`",
+        f"training starts from a model with start_from: {_START}",
     ),
     Meaning(
         "fit learn training pretrain pretraining launch",
@@ -148,7 +154,7 @@ MEANINGS = (
         "`trifold convert runs/demo demo-bf16 --dtype bfloat16`",
     ),
     Meaning(
-        "onnx gguf torchscript tflite ggml",
+        NOT_WRITTEN,
         "that format is not written; `trifold convert runs/demo demo-bf16 --dtype bfloat16` writes "
         "a Hugging Face folder, which other programs convert",
     ),
@@ -261,10 +267,30 @@ def answer_command(name: str, commands: Sequence[str], words: Sequence[str] = ()
     words: those after it, which replace the model and the text of examples.
     """
     answer = _answer_command(name, commands)
+    formats = [part for word in words for part in re.split(r"\W+", word.lower())]
+    foreign = next((part for part in formats if part in NOT_WRITTEN.split()), None)
+    if answer is not None and foreign is not None:  # export RUN model.onnx
+        answer = _answer_command(foreign, commands)
     if answer is None or not words or not _is_model(words[0]):
         return answer
     model, *rest = words
+    if _START in answer:
+        return answer.replace(_START, f"`{_start_command(model, rest)}`")
     return _EXAMPLE.sub(lambda found: _given_example(found, model, rest), answer)
+
+
+def _start_command(model: str, words: Sequence[str]) -> str:
+    """The command that trains a model further on the data that was given, if any."""
+    from trifold.objectives.recognize import guess_recipe
+
+    data = next(
+        (word.removeprefix("data.train=") for word in words if not word.startswith("-")), ""
+    )
+    arguments = ["classify", f"data.train={data or 'FILE'}"]
+    with suppress(TrifoldError, OSError):
+        if _exists(data) and (guess := guess_recipe([data])) is not None:
+            arguments = guess.arguments()
+    return f"trifold train {shlex.join([*arguments, f'start_from={model}'])}"
 
 
 # A command for a trained model in an answer: its name, the model, what it reads, and the rest.
