@@ -12,7 +12,7 @@ from trifold.cli.options import BatchSize, Device, Json, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError
 
-EXAMPLES = ("trifold train glue-sst2", "trifold glue", "trifold glue runs --json")
+EXAMPLES = ("trifold glue", "trifold glue runs --json")
 
 
 def run(
