@@ -104,7 +104,6 @@ ANSWERS = {
     "show smoke --lr 3": "`trifold show smoke train.learning_rate=3`",
     "train smoke --zzz 3": "No such option: --zzz; see `trifold train --help`",
     "generate --model x hi": "the model comes first: `trifold generate x hi`",
-    "generate x --prompt 'hi there'": 'the text comes after the model: `trifold generate x "hi there"`',
     "generate x --input a.txt": "lines are read from a pipe: `trifold generate x - < a.txt`",
     "generate x hi --temp 0.5": "write `trifold generate x hi --temperature 0.5`",
     "generate x hi --gpu": "write `trifold generate x hi --device cuda`",
