@@ -134,7 +134,12 @@ def test_logits_of_text_are_those_of_its_ids(tokenizer: Tokenizer) -> None:
     [
         ("run_with_cache", r"use `trace\(text\)`.*docs/look\.md"),
         ("to_str_tokens", r"use `trace\(text\)\.tokens`"),
-        ("run", "a Pipeline has no attribute 'run'$"),
+        ("encode", r"use `embed\(texts\)` for vectors"),
+        ("similarity", r"use `embed\(texts, normalise=True\)`"),
+        ("transform", r"use `embed\(texts\)`"),
+        ("predict_proba", r"use `classify\(texts, top_k=N\)`"),
+        ("run", r"use `predict\(texts\)`"),
+        ("walk", "a Pipeline has no attribute 'walk'$"),
     ],
 )
 def test_methods_of_other_libraries_are_answered_with_ours(name: str, message: str) -> None:

@@ -60,6 +60,14 @@ TRANSFORMER_LENS = {
     "run_with_hooks": "`run_with(text, hooks={name: function})`",
     "to_str_tokens": "`trace(text).tokens`",
 }
+# Methods of sentence-transformers, scikit-learn and others -> ours.
+OTHER_LIBRARIES = {
+    "encode": "`embed(texts)` for vectors, or `tokenizer.encode(text)` for ids",
+    "similarity": "`embed(texts, normalise=True)`, whose products are cosines",
+    "transform": "`embed(texts)`",
+    "predict_proba": "`classify(texts, top_k=N)`, which gives labels with probabilities",
+    "run": "`predict(texts)`, or `generate(texts)` of a model that writes",
+}
 
 
 class Written(NamedTuple):
@@ -104,10 +112,12 @@ class Pipeline(PredictMixin):
     if not TYPE_CHECKING:  # an attribute that is missing stays an error of types
 
         def __getattr__(self, name: str) -> Any:
-            """Raises AttributeError, with our name for a method of TransformerLens."""
+            """Raises AttributeError, with our name for a method of another library."""
             message = f"a Pipeline has no attribute {name!r}"
             if name in TRANSFORMER_LENS:
                 message += f"; use {TRANSFORMER_LENS[name]}, and see docs/look.md for other names"
+            if name in OTHER_LIBRARIES:
+                message += f"; use {OTHER_LIBRARIES[name]}"
             raise AttributeError(message, name=name, obj=self)
 
     def __repr__(self) -> str:

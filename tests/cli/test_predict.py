@@ -10,7 +10,10 @@ from tests.hub import checkpoints
 from tests.text.folders import WORDS
 
 import trifold as library
+from trifold.cli.prediction_output import _format_prediction, _visible
+from trifold.cli.predictor import _choose_task
 from trifold.predict.predict import TASKS
+from trifold.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -467,3 +470,17 @@ def test_a_corpus_may_have_other_columns_than_the_training(
     (tmp_path / name).write_text(f"stars,{column}\n5,a b\n2,b a\n", encoding="utf-8")
     done = trifold("predict", str(models["classify"]), first, *others, "--corpus", name)
     assert (done.code, words in done.out + done.err) == (code, True), done.err
+
+
+def test_a_pair_of_a_similarity_model_gives_the_cosine(tmp_path):
+    (tmp_path / "a.csv").write_text("sentence1,sentence2,score\na,b,1\nb,a,2\n", encoding="utf-8")
+    recipe = load_recipe("similarity", {"data.train": str(tmp_path / "a.csv")})
+    options = {"is_rows": False}
+    assert _choose_task(recipe.model, recipe, None, (), **options, has_pairs=True) == "similarity"
+    assert _choose_task(recipe.model, recipe, None, (), **options, has_pairs=False) != "similarity"
+    assert _format_prediction("similarity", 0.25) == "0.2500"
+
+
+@pytest.mark.parametrize(("text", "shown"), [(" ", "' '"), ("", "''"), ("a", "a"), ("▁", "▁")])
+def test_a_token_of_spaces_is_visible(text, shown):
+    assert _visible(text) == shown

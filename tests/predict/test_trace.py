@@ -101,6 +101,10 @@ def test_a_trace_holds_every_hook_point_and_the_logits_of_the_model(name):
     pipe, (text, target) = new_pipeline(name), example(name)
     trace = pipe.trace(text, target)
     assert set(trace) == {name for _, _, names in hook_points(pipe.model) for name in names}
+    shown = repr(trace)
+    assert shown.startswith(f"<Trace of {len(trace)} hook points")
+    kinds = {re.sub(r"\d+", "", name) for name in trace}
+    assert len(shown.splitlines()) == 1 + len(kinds)
     ids = [torch.tensor([row]) for row in trace.example.ids.values()] or [text[None]]
     with fast.disabled(), torch.no_grad():
         torch.testing.assert_close(trace.logits, pipe.logits(ids[0], None, *ids[1:])[0])

@@ -66,6 +66,8 @@ def _format_prediction(task: str, prediction: Any) -> str:
             return "\t".join(map(_format_tag, prediction))
         case "answer":
             return "\t".join(f"{_format_span(span)} {span.score:.4f}" for span in prediction)
+        case "similarity" if isinstance(prediction, float):
+            return f"{prediction:.4f}"
         case "generate":
             return one_line(prediction[0].text)
         case "search":
@@ -79,8 +81,14 @@ def _format_prediction(task: str, prediction: Any) -> str:
 
 
 def _format_tokens(tokens: Sequence[Any]) -> str:
-    """The candidates for a mask."""
-    return "\t".join(f"{printable(one_line(token.text))} {token.score:.4f}" for token in tokens)
+    """The candidates for a mask; one of spaces only is quoted."""
+    return "\t".join(f"{_visible(token.text)} {token.score:.4f}" for token in tokens)
+
+
+def _visible(text: str) -> str:
+    if not text.strip():
+        return repr(text)
+    return printable(one_line(text))
 
 
 def _format_labels(labels: Sequence[Any]) -> str:

@@ -241,8 +241,10 @@ def make_predictor(
     if writes_answers:
         name = "generate"
     else:
-        name = _choose_task(pipeline.config, recipe, task, corpus, is_rows=is_rows)
-    extra = has_pairs and not writes_answers
+        name = _choose_task(
+            pipeline.config, recipe, task, corpus, is_rows=is_rows, has_pairs=has_pairs
+        )
+    extra = has_pairs and not writes_answers and name != "similarity"
     _check_options(pipeline.config, name, given(**others), has_pairs=extra, every=every)
     if name == "classify":
         others["top_k"] = _number_of_labels(pipeline.config, others, is_rows=is_rows)
@@ -256,17 +258,19 @@ def _choose_task(
     corpus: Sequence[str],
     *,
     is_rows: bool,
+    has_pairs: bool,
 ) -> str:
-    """The task of the command: of `predict.TASKS`; for rows also `generate`, and `similarity` of a
-    model that learned it.
+    """The task of the command: of `predict.TASKS`; for rows also `generate`, and for rows and pairs
+    `similarity` of a model that learned it.
     """
     if corpus:
         return choose_task(config, task or "search")
-    if is_rows and task is None:
-        if config.shape != "encoder" and config.chosen_heads == ("lm",):
-            return "generate"
-        if recipe is not None and recipe.task.evaluated.kind == "embed":
-            return "similarity"
+    writes = config.shape != "encoder" and config.chosen_heads == ("lm",)
+    compares = recipe is not None and recipe.task.evaluated.kind == "embed"
+    if is_rows and task is None and writes:
+        return "generate"
+    if (is_rows or has_pairs) and task is None and compares:
+        return "similarity"
     return choose_task(config, task)
 
 

@@ -8,6 +8,7 @@ classes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -157,6 +158,15 @@ class Trace(dict[str, Tensor]):
         if self.head == "lm":
             written = self.label_names(self.labels.tolist())
         return {**self.tokens, "cross": name_queries(self.tokens["decoder"], written)}
+
+    def __repr__(self) -> str:
+        """A line for each hook point with its shape; of layers only the first one."""
+        kinds = dict[str, str]()
+        for name, tensor in self.items():
+            line = f"  {name} {tuple(tensor.shape)}"
+            kinds.setdefault(re.sub(r"\d+", "", name), line)
+        count = f"<Trace of {len(self)} hook points; of layers the first one is shown"
+        return "\n".join([count, *kinds.values()]) + ">"
 
     @property
     def logits(self) -> Tensor:
