@@ -127,6 +127,7 @@ def test_the_data_is_reported_once(classifiers):
     heading = done.out.splitlines()[0]
     assert heading.endswith("p (one-sided)")
     assert "too narrow" not in done.err
+    assert "A: " in done.err and ", B: " in done.err
     assert "decided by this data" in done.out or "is better" in done.out
     assert "f1 is that of the label 'good'" in run_command("eval", str(classifiers[0])).err
 

@@ -89,6 +89,7 @@ def run(
         scores = {name: difference._asdict() for name, difference in differences.items()}
         print_json(a=a, b=b, examples=examples, samples=samples, seed=seed, scores=scores)
         return
+    print_note(f"A: {a}, B: {b}")
     _print_differences(differences)
     print_note(f"{examples:,} {ours.noun}, {samples:,} resamples")
     for line in ours.notes:
