@@ -26,7 +26,10 @@ import pytest
 import yaml
 
 from trifold.cli import COMMANDS, main
+from trifold.costs import count_parameters
+from trifold.hub.presets import PRESETS
 from trifold.nn import registry
+from trifold.nn.presets import PRESETS as PAPERS
 from trifold.recipe import load_recipe, recipe_names
 from trifold.train.resume import FREE, FREE_WITHOUT_AVERAGING
 from trifold.train.study import load_study, plan_runs
@@ -327,6 +330,18 @@ def test_commands_inside_sentences_and_tables_are_well_formed(page: Path) -> Non
     indented = re.findall(r"^    ((?:trifold|make) .+)$", text, re.M)
     for command in [*re.findall(r"`((?:trifold|make) [^`]+)`", text), *indented]:
         _check_form(command, page.name)
+
+
+def test_parameters_of_the_literature_are_those_of_the_presets() -> None:
+    """What `trifold show` prints, rounded as it is written."""
+    page = (ROOT / "docs" / "literature.md").read_text(encoding="utf-8")
+    rows = re.findall(r"`trifold show (\S+)` \| ([\d.,]+)( M| G| parameters) \|", page)
+    assert len(rows) > 25
+    for name, figure, unit in rows:
+        config = PAPERS[name] if name in PAPERS else PRESETS[name].config
+        millions = {" M": 1e6, " G": 1e9, " parameters": 1}[unit]
+        digits = len(figure.partition(".")[2])
+        assert f"{count_parameters(config) / millions:,.{digits}f}" == figure, name
 
 
 def test_every_recipe_is_documented() -> None:
