@@ -169,6 +169,7 @@ class Reader:
         before, pipe, last = command.rpartition(" | ")
         if not last.startswith("trifold"):
             shortened = command.replace(" train smoke", f" train smoke {SMALL} train.warmup=2")
+            shortened = shortened.replace("python examples/", f"python {ROOT}/examples/")
             done = subprocess.run(
                 ["bash", "-c", shortened],
                 capture_output=True,

@@ -154,6 +154,14 @@ def test_the_emitter_in_c_writes_what_the_one_in_python_does(monkeypatch):
     assert [dump(recipe) for recipe in recipes] == texts
 
 
+def test_lone_surrogates_and_subclasses_of_str_are_written():
+    class Name(str):
+        pass
+
+    assert dump({"a": "\ud800"}) == 'a: "\\uD800"\n'
+    assert dump({Name("a"): Name("b")}) == "a: b\n"
+
+
 @pytest.mark.parametrize("text", ["1:30", "-1:30", "1:30.5", "12:59:59", "010", "-08", "0_1"])
 def test_numbers_to_other_bases_are_text(text):
     assert load(text) == load(f"{{a: {text}}}")["a"] == text

@@ -8,6 +8,7 @@ values that they stand for.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -43,9 +44,11 @@ def dump(values: Mapping[str, Any]) -> str:
     """Text that `load` parses to the same values, in the same order."""
     text = ""
     for dumper in _DUMPERS:
-        text = yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True)
-        if "\\U" not in text:  # signs that the emitter in C escapes
-            break
+        # The emitter in C refuses lone surrogates, and escapes signs beyond 16 bits.
+        with suppress(UnicodeEncodeError):
+            text = yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True)
+            if "\\U" not in text:
+                break
     return text
 
 
@@ -144,7 +147,9 @@ def _represent_str(dumper: Any, text: str) -> yaml.ScalarNode:
     """Quote strings that `_Loader` would not read back unchanged."""
     # YAML 1.1 treats these as line breaks, unless they are escaped.
     style = '"' if any(sign in text for sign in "\x85\u2028\u2029") else None
-    scalar: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+    # The emitter in C refuses subclasses of str.
+    plain = str.__str__(text)
+    scalar: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", plain, style)
     return scalar
 
 
