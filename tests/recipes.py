@@ -36,9 +36,14 @@ INCLUDED = included_recipes()
 
 
 def load_included(name: str) -> Recipe:
-    """An included recipe, with a file as its data if it names none."""
+    """An included recipe, with a file as its data and a run as its teacher if it names none."""
     needs_data = missing_files(INCLUDED[name]) == ["data.train=FILE"]
-    return load_recipe(name, ["data.train=a.csv"] * needs_data)
+    task = INCLUDED[name].get("task", {})
+    needs_teacher = task.get("kind") == "distill" and "teacher" not in task
+    given = ["data.train=a.csv"] * needs_data
+    if needs_teacher:  # which also has the sizes and the shape
+        given += ["task.teacher=runs/teacher", "model.shape=decoder"]
+    return load_recipe(name, given)
 
 
 def weather_text(rng: random.Random) -> str:
