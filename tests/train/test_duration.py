@@ -9,6 +9,7 @@ from tests.train.runs import RecordingView
 from trifold.recipe import load_recipe
 from trifold.train import duration
 from trifold.train.data import TrainingData, load_data
+from trifold.train.work_time import WorkTime
 
 
 @pytest.fixture
@@ -26,13 +27,22 @@ def test_a_step_is_six_operations_for_each_weight_and_token(data):
 
 
 def test_the_duration_is_that_of_the_operations(data, monkeypatch):
-    monkeypatch.setattr(duration, "measure_speed", lambda dtype: 1e10)
+    seconds = 2 * duration.SIZE**3 * duration.PRODUCTS / 1e10
+    times = [WorkTime(seconds, seconds)]
+    monkeypatch.setattr(duration, "time_products", lambda dtype: times)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     steps = int(7 * 60 * duration.EFFICIENCY * 1e10 / duration.step_flops(data))
-    assert duration.describe_duration(data, steps, torch.float32) == "about 7 minutes"
+    words = "about 7 minutes on the idle machine"
+    assert duration.describe_duration(data, steps, torch.float32) == words
+    times.append(WorkTime(50 * seconds, seconds))
+    assert duration.describe_duration(data, steps, torch.float32) == f"{words}, which is busy now"
+    times.pop()
     assert duration.describe_duration(data, 1, torch.float32) == ""
     limited = data.recipe.train.model_copy(update={"minutes": 2.0})
     object.__setattr__(data, "recipe", data.recipe.model_copy(update={"train": limited}))
-    assert duration.describe_duration(data, steps, torch.float32) == "about 2 minutes"
+    assert duration.describe_duration(data, steps, torch.float32) == (
+        "about 2 minutes on the idle machine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,5 +59,10 @@ def test_minutes_in_words(minutes, words):
     assert duration.in_words(minutes) == words
 
 
-def test_the_speed_is_positive():
-    assert duration.measure_speed(torch.float32) > 0
+def test_products_are_timed_in_one_thread(monkeypatch):
+    used = []
+    monkeypatch.setattr(duration, "time_work", lambda *_: used.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    duration.time_products(torch.float32)
+    assert used == [1] * duration.GROUPS
+    assert torch.get_num_threads() == before

@@ -14,6 +14,7 @@ from trifold.train import time_limit, train
 from trifold.train.data import load_data
 from trifold.train.device import find_machine
 from trifold.train.ranks import SINGLE
+from trifold.train.work_time import WorkTime
 
 ALL = {"steps", "warmup", "validate_every", "save_every"}
 
@@ -53,6 +54,20 @@ def test_steps_that_nobody_has_set_fit_into_the_minutes(
     fitted = time_limit.fit_steps(data, machine)
     assert fitted.keys() == expected.keys()
     assert fitted == pytest.approx(expected, abs=1)
+
+
+def test_updates_on_a_busy_machine_are_timed_as_on_an_idle_one(values, tmp_path, monkeypatch):
+    times = iter([WorkTime(90.0, 60.0), WorkTime(40.0, 1.5), WorkTime(5.0, 1.2)])
+    monkeypatch.setattr(time_limit, "time_work", lambda *_: next(times))
+    view = RecordingView()
+    recipe = load_recipe("causal", values)
+    data = load_data(recipe, tmp_path / "tokenizer", view)
+    machine = find_machine(recipe.train, recipe.batch.tokens, SINGLE)
+    assert time_limit.time_update(data, machine, 42.0) == 1.2
+    assert view.lines[-1] == (
+        "the machine is busy: an update took 5 seconds, 1.2 of them for this run; steps are "
+        "planned for the idle machine"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,40 @@
 """An estimate of the time that a run takes, before its first step."""
 
-from time import perf_counter
+from collections.abc import Iterable
 
 import torch
 
 from trifold.batches import Blocks
 from trifold.costs import forward_flops
 from trifold.train.data import TrainingData
+from trifold.train.work_time import WorkTime, time_work
 
 # Share of the speed of large products that training reaches on a CPU, with its validations.
 EFFICIENCY = 0.35
 SMALL = 1e12  # floating-point operations that are not worth an estimate: a minute at most
 SIZE = 384  # of the matrices that are timed
-PRODUCTS = 50
+PRODUCTS = 10
+GROUPS = 8
 
 
 def describe_duration(data: TrainingData, steps: int, dtype: torch.dtype) -> str:
-    """`about 7 minutes`, for this many steps on this CPU if no other program uses it; empty if they
-    take less than a minute. dtype: of the matrix products.
+    """`about 7 minutes on the idle machine`, for this many steps on this CPU if no other program
+    uses it; empty if they take less than a minute. dtype: of the matrix products.
     """
     total = steps * step_flops(data)
     if total < SMALL:
         return ""
-    minutes = total / (EFFICIENCY * measure_speed(dtype)) / 60
+    products = time_products(dtype)
+    minutes = total / (EFFICIENCY * _speed(products)) / 60
     limit = data.recipe.train.minutes
     if limit is not None:
         minutes = min(minutes, limit)
-    return in_words(minutes)
+    text = in_words(minutes)
+    if text:
+        text += " on the idle machine"
+        if any(product.is_busy for product in products):
+            text += ", which is busy now"
+    return text
 
 
 def in_words(minutes: float) -> str:
@@ -58,14 +66,27 @@ def step_flops(data: TrainingData) -> float:
     return of_epoch / len(plan) * data.recipe.train.accumulate
 
 
-def measure_speed(dtype: torch.dtype) -> float:
-    """Floating-point operations per second of products of matrices of this type: of the fastest
-    one, because other programs slow the others down.
+def time_products(dtype: torch.dtype) -> list[WorkTime]:
+    """The times of groups of products of matrices of this type, in one thread: several would wait
+    for each other while other programs run.
     """
     a, b = (torch.ones(SIZE, SIZE, dtype=dtype) for _ in range(2))
-    times = []
-    for _ in range(PRODUCTS):
-        start = perf_counter()
-        a @ b
-        times.append(perf_counter() - start)
-    return 2 * SIZE**3 / min(times)
+
+    def multiply() -> None:
+        for _ in range(PRODUCTS):
+            a @ b
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [time_work(multiply, 1) for _ in range(GROUPS)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _speed(groups: Iterable[WorkTime]) -> float:
+    """Floating-point operations per second of all threads, from the fastest of groups of
+    products.
+    """
+    fastest = min(group.idle for group in groups)
+    return PRODUCTS * 2 * SIZE**3 / fastest * torch.get_num_threads()

@@ -178,8 +178,6 @@ def _train_session(session: TrainingSession) -> Outcome:
     if session.machine.device.type == "cpu" and ranks.world == 1:
         steps = session.recipe.train.steps - first_step
         duration = describe_duration(session.data, steps, session.machine.dtype)
-    if duration:
-        duration += " on the idle machine"
     parts = [str(session.trainer), duration, f"writing to {folder.path}"]
     view.say("; ".join(filter(None, parts)))
     log = MetricsLog(folder, start.step, start.lines, writes=ranks.is_first)

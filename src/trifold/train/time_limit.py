@@ -8,9 +8,11 @@ recorded for the time that they take. A continued run keeps what is recorded.
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from time import perf_counter
 from typing import Any
+
+import torch
 
 from trifold.batches import Blocks
 from trifold.recipe import Recipe, load_recipe
@@ -19,6 +21,7 @@ from trifold.train.device import Machine
 from trifold.train.initial_weights import new_model
 from trifold.train.run_folder import RunFolder
 from trifold.train.trainer import Trainer
+from trifold.train.work_time import WorkTime, time_work
 
 # Settings of `train` that are derived from the number of steps.
 FITTED = ("steps", "warmup", "validate_every", "save_every")
@@ -101,8 +104,9 @@ def describe_shortage(recipe: Recipe, steps: int) -> str:
 
 
 def time_update(data: TrainingData, machine: Machine, limit: float) -> float:
-    """The seconds of an update of a model that is discarded. Several are timed if they take fewer
-    seconds than the limit.
+    """The seconds of an update of a model that is discarded, on a CPU that no other program uses;
+    a line is reported if others use it. Several are timed if they take fewer seconds than the
+    limit.
     """
     settings = data.recipe.train
     quiet = replace(data, report=lambda _line: None)
@@ -113,15 +117,25 @@ def time_update(data: TrainingData, machine: Machine, limit: float) -> float:
     with closing(trainer):
         for share in islice(shares, 1 + UPDATES):
             times.append(_time(trainer, share))
-            if sum(times[1:]) > limit:
+            if sum(update.clock for update in times[1:]) > limit:
                 break
-    return min(times[1:] or times)  # the first one compiles, and other programs slow some down
+    # The first one compiles.
+    fastest = min(times[1:] or times, key=lambda update: update.idle)
+    if fastest.is_busy:
+        data.report(
+            f"the machine is busy: an update took {fastest.clock:.2g} seconds, {fastest.idle:.2g} "
+            "of them for this run; steps are planned for the idle machine"
+        )
+    return fastest.idle
 
 
-def _time(trainer: Trainer, share: RankShare) -> float:
-    start = perf_counter()
-    trainer.update(share.micro_batches, 1, idle=share.idle)
-    return perf_counter() - start
+def _time(trainer: Trainer, share: RankShare) -> WorkTime:
+    """The time of an update; on a GPU that of the clock, because the processor waits."""
+    update = partial(trainer.update, share.micro_batches, 1, idle=share.idle)
+    if trainer.machine.device.type == "cpu":
+        return time_work(update, torch.get_num_threads())
+    clock = time_work(update, 1).clock
+    return WorkTime(clock, clock)
 
 
 def _fitted_keys(recipe: Recipe) -> list[str]:
