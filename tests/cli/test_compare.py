@@ -93,6 +93,26 @@ def test_classifiers_have_the_scores_of_eval(classifiers):
         )
 
 
+def test_taggers_have_the_scores_of_eval_that_select_their_weights_first(tmp_path):
+    rows = [f"it O\nis O\n{city} B-LOC\n\n" for city in ("Rome", "Oslo", "Bonn")]
+    (tmp_path / "a.conll").write_text("".join(rows * 12), encoding="utf-8")
+    recipe = CLASSIFY.replace("classify", "tag").replace(", classifier_input: first", "")
+    recipe = recipe.replace("[sequence]", "[token]").replace("steps: 4", "steps: 12")
+    (tmp_path / "r.yaml").write_text(recipe, encoding="utf-8")
+    data = [f"data.{split}={tmp_path}/a.conll" for split in ("train", "valid")]
+    runs = [str(tmp_path / "1"), str(tmp_path / "2")]
+    for rate, run in zip(("1e-9", "0.02"), runs, strict=True):
+        rates = [f"train.learning_rate={rate}", "train.schedule=constant"]
+        done = run_command("train", str(tmp_path / "r.yaml"), *data, *rates, "--out", run)
+        assert done.code == 0, done.err
+    found, reports = compare(*runs, "--samples", 100)["scores"], [*map(evaluate, runs)]
+    assert [*found] == ["f1", "accuracy", "precision", "recall", "loss"]
+    for name, score in found.items():
+        expected = [report["scores"].get(name, report["loss"]) for report in reports]
+        assert [score["a"], score["b"]] == pytest.approx(expected, rel=1e-4)
+    assert found["f1"]["low"] > 0
+
+
 def test_a_model_does_not_differ_from_itself(run, classifiers, kinds):
     for model in (run, classifiers[0], kinds["causal"], kinds["text-to-text"]):
         for score in compare(model, model, "--samples", 100)["scores"].values():

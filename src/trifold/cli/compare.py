@@ -17,6 +17,9 @@ from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError, wrapped
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trifold.recipe import Recipe
     from trifold.scores.bootstrap import Difference, Scorer
 
@@ -246,7 +249,7 @@ def _measure(request: EvalRequest) -> Measurement:
         pairs = evaluation.read_test_pairs(request)
         outputs, _ = evaluation.translate(request, pairs)
         return Measurement(settings.scorer(outputs, pairs.targets), [1] * len(pairs), "pairs")
-    pipeline, task, rows, _ = evaluation.open_validation(request)
+    pipeline, task, rows, context = evaluation.open_validation(request)
     examples = evaluation.encode_rows(request, task, rows)
     model = pipeline.model
     indices = (np.array([row]) for row in range(len(examples.lengths)))
@@ -265,4 +268,20 @@ def _measure(request: EvalRequest) -> Measurement:
     labels = [values["tokens"] for values in statistics]
     is_cheap = not any(isinstance(value, list) for value in statistics[0].values())
     scorer = sums_scorer(statistics, scores)
+    best_by = task.settings.best_by
+    if best_by not in {"loss", *scorer(np.arange(len(labels)))}:
+        found = task.evaluate(model, rows, examples, context).resampled
+        if found is not None and found.examples == len(labels):
+            scorer = _joined(best_by, found.scorer, scorer)
+            is_cheap = False
     return Measurement(scorer, labels, task.row_name, is_cheap, task.score_notes())
+
+
+def _joined(first: str, *scorers: Scorer) -> Scorer:
+    """The scorer for the scores of all scorers, the one named `first` before the others."""
+
+    def scores(rows: NDArray[np.int64]) -> dict[str, float]:
+        values = {name: value for scorer in scorers for name, value in scorer(rows).items()}
+        return {first: values.pop(first), **values}
+
+    return scores
