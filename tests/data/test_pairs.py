@@ -331,7 +331,7 @@ def test_any_quoted_csv_is_read_back(
         (
             "a.jsonl",
             '{"source": "a", "target": null}\n',
-            r"a\.jsonl:1: 'target' is null, expected text",
+            r"a\.jsonl: no pair is left \(1 read, 1 blank\)",
         ),
         (
             "a.jsonl",

@@ -50,6 +50,26 @@ def test_a_truncated_mask_is_an_error(tmp_path):
         ours.fill_mask("fox " * 90 + "[MASK]", on_overflow="truncate")
 
 
+@pytest.mark.parametrize(
+    ("text", "target", "message"),
+    [
+        ("the <mask> fox", None, r"'<mask>' is not the mask of this model; did you mean \[MASK\]\?"),
+        ("the [mask] fox", "the quick fox", r"'\[mask\]' is not the mask of this model"),
+        ("the ___ fox", None, r"'___' is not the mask"),
+        ("the [MASK]. fox", "the quick quick fox fox", r"Put spaces between \[MASK\] and punctuation"),
+        ("the [MASK] fox", "the quick quick fox", "a word of several tokens needs as many masks"),
+        ("the fox", "the quick fox", "Without a masked text, leave the target out"),
+    ],
+)  # fmt: skip
+def test_a_slip_at_a_mask_is_named(tmp_path, text, target, message):
+    ours = both(tmp_path, "bert", "ForMaskedLM").ours
+    with pytest.raises(DataError, match=message):
+        ours.trace(text, target)
+    if "[MASK]" not in text and "fox" not in text[:7]:
+        with pytest.raises(DataError, match=f"text 1 of 1: {message}"):
+            ours.fill_mask(text)
+
+
 def test_an_encoder_decoder_fills_masks_too(tmp_path):
     transformers = pytest.importorskip("transformers")
     folders.OLD["bart"](tmp_path)

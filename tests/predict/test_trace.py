@@ -302,7 +302,10 @@ HEADS = "decoder.blocks.0.self_attention.sublayer.heads"
     ("edit", "message"),
     [
         ({"name": "decoder.states.9", "op": "zero"}, "decoder.states.9: no such hook point"),
-        ({"name": HEADS, "op": "drop"}, "drop: no such op"),
+        (
+            {"name": HEADS, "op": "ablate"},
+            "op 'ablate' is not known; use zero, mean, scale or copy",
+        ),
         ({"name": HEADS, "op": "zero", "heads": [4]}, "a number from 0 to 3"),
         ({"name": HEADS, "op": "zero", "positions": [14]}, "a number from 0 to 13"),
         ({"name": "decoder.states.0", "op": "zero", "heads": [0]}, "has no heads"),

@@ -115,6 +115,15 @@ CASES = {
         "12 updates were rejected, whose losses were too high or no numbers; try "
         "train.learning_rate=0.002",
     ),
+    "short": (
+        finished([4.2], [3.1], steps=2, constant=None, scores={"pearson": 0.44}),
+        "hardly trained: after 2 updates the weights are nearly random; try another run with "
+        "train.steps=100 or more",
+    ),
+    "short, by minutes": (
+        finished([4.2], [3.1], steps=1, stopped_by="minutes", recipe={"train.minutes": 1.0}),
+        "after 1 update the weights are nearly random; try `trifold resume runs/r train.minutes=2`",
+    ),
     "constant": (
         finished(FALLING, HEALTHY, scores={"accuracy": 52.0, "matthews": 0.03}),
         "accuracy 52.00 is not clearly better than always answering 'bad' (50.00); try more data "

@@ -252,6 +252,8 @@ def read_roles(
         # The key `a.b` may stand for the value `b` in the object `a`.
         elif role.required or row.get(key, row.get(key.partition(".")[0])) is not None:
             value = value_at(row, key, place, _setting(name))
+            if value is None and role.convert is check_text:
+                value = ""  # as an empty cell of a table
             values.append(role.convert(value, f"{place}: {key!r}"))
         else:
             values.append(role.absent if key in row else None)

@@ -66,7 +66,7 @@ def config_with_labels(
         )
     context.report_labels("labels", config.labels)
     if problem == SINGLE:
-        context.report(_describe_shares(config.labels, valid.columns["label"]))
+        context.report(_describe_shares(config.labels, valid))
         if doubtful := sorted(label for label in config.labels if label.casefold() in NO_LABELS):
             listed = join_or([*map(repr, doubtful)])
             context.report(
@@ -78,18 +78,19 @@ def config_with_labels(
     return config
 
 
-def _describe_shares(labels: Sequence[str], found: Sequence[Any]) -> str:
+def _describe_shares(labels: Sequence[str], rows: Rows) -> str:
     """The line about what an accuracy is worth: the shares of the labels in the rows that are
     scored, and the accuracy of the most frequent one.
 
-    labels: of the model. found: that of each row.
+    labels: of the model.
     """
+    found = rows.columns["label"]
     counts = Counter(map(str, found))
     listed = counts.most_common(MOST_SHARES if len(counts) <= MOST_SHARES else 1)
     shares = [f"{label:.20} {100 * count / len(found):.0f} %" for label, count in listed]
     label, count = listed[0]
     parts = [
-        f"shares: {', '.join(shares)}",
+        f"shares in {rows.report.name}: {', '.join(shares)}",
         f"always answering {label!r:.22} has accuracy {100 * count / len(found):.1f}",
     ]
     if len(labels) == 2:

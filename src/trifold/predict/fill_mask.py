@@ -1,5 +1,6 @@
 """Mask filling: the most probable tokens for each mask of a text, from the language-model head."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,6 +24,20 @@ class Filling(NamedTuple):
     sequence: str
 
 
+# A word for the mask that some model has, such as [MASK], <mask> or ___.
+_ANY_MASK = re.compile(r"[<\[{(|]+ *mask *[>\]})|]+|_{3,}", re.IGNORECASE)
+
+
+def check_mask(text: str, tokenizer: Tokenizer, place: str = "") -> None:
+    """Raises DataError for a text with the mask of another model and without that of this one."""
+    name = tokenizer.names.get("mask_token")
+    other = _ANY_MASK.search(text)
+    if name is not None and name not in text and other is not None:
+        raise DataError(
+            f"{place}{other[0]!r:.40} is not the mask of this model; did you mean {name}?"
+        )
+
+
 def fill_mask(
     reader: ModelReader, texts: Sequence[str], *, top_k: int = 5
 ) -> list[list[list[Filling]]]:
@@ -41,6 +56,7 @@ def fill_mask(
     rows = reader.encode(texts)
     for number, row in enumerate(rows):
         if mask not in row.ids:
+            check_mask(texts[number], tokenizer, f"{reader.place(number, len(rows))}: ")
             name = tokenizer.names["mask_token"]
             truncated = ", or the mask was truncated" if row.dropped else ""
             raise DataError(

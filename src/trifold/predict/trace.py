@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.costs import Workload, check_request
-from trifold.errors import DataError, UsageError
+from trifold.errors import DataError, UsageError, join_or
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION
@@ -321,7 +321,9 @@ class Trace(dict[str, Tensor]):
         for edit in edits:
             for key in edit:
                 _require(key, EDIT_KEYS, "key of an edit")
-            _require(str(edit.get("op")), tuple(OPERATIONS), "op")
+            operation = str(edit.get("op"))
+            if operation not in OPERATIONS:
+                raise UsageError(f"op {operation!r:.40} is not known; use {join_or([*OPERATIONS])}")
             name = str(edit.get("name"))
             before = functions.get(name, torch.clone)
             functions[name] = partial(edited, edit, self._operand(edit), before)

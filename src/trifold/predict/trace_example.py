@@ -1,5 +1,6 @@
 """What a model reads for one text or image, and what it should predict."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +12,7 @@ from trifold.data.images import ImageSettings
 from trifold.errors import DataError, UsageError
 from trifold.generate.stopping import Hypothesis
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.predict.fill_mask import check_mask
 from trifold.predict.model_reader import ModelReader
 from trifold.settings import nearest
 from trifold.text import Tokenizer
@@ -162,19 +164,31 @@ def _read_for_encoder(
     ids = rows[0].ids
     labels = [class_label]
     if "lm" in pipeline.config.chosen_heads:
+        check_mask(text, pipeline.reader)
         unmasked = ids if target is None else reader.encode([target])[0].ids
+        if len(unmasked) != len(ids):
+            remedy = _length_remedy(text, pipeline.reader.names.get("mask_token"))
+            raise DataError(f"text has {len(ids)} tokens, target {len(unmasked)}; {remedy}")
         labels = _masked_labels(ids, unmasked, pipeline.reader.mask_id)
     inputs = reader.inputs(rows).to(pipeline.device)
     return Example(target, {"encoder": ids}, torch.tensor(labels), inputs)
 
 
+def _length_remedy(text: str, mask: str | None) -> str:
+    """What to try if a masked text and its target have different numbers of tokens."""
+    remedy = "a mask replaces one token"
+    if mask is None or mask not in text:
+        return f"{remedy}. Without a masked text, leave the target out"
+    escaped = re.escape(mask)
+    if re.search(rf"[^\s\w]{escaped}|{escaped}[^\s\w]", text):
+        return f"{remedy}. Put spaces between {mask} and punctuation, also in the target"
+    return f"{remedy}: a word of several tokens needs as many masks"
+
+
 def _masked_labels(ids: list[int], unmasked: list[int], mask_id: int | None) -> list[int]:
     """The token that each position predicts: that of the unmasked text at each mask, or everywhere
-    if no token is masked; -1 elsewhere. Raises DataError for texts of different lengths.
+    if no token is masked; -1 elsewhere. Both texts have the same number of tokens.
     """
-    if len(unmasked) != len(ids):
-        remedy = "a mask replaces one token. Without a masked text, leave the target out"
-        raise DataError(f"text has {len(ids)} tokens, target {len(unmasked)}; {remedy}")
     has_masks = mask_id in ids
     labels = []
     for token, label in zip(ids, unmasked, strict=True):

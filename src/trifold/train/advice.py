@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from trifold.data import Rows
 from trifold.data.documents import Documents
-from trifold.errors import join_or, wrapped
+from trifold.errors import join_or, plural, wrapped
 from trifold.folders import UntrustedPath
 from trifold.jsonfiles import finite, iter_metrics
 from trifold.objectives.evaluation import ConstantAnswer
@@ -26,6 +26,8 @@ MAX_LINES = 3  # of advice after a command, at 80 columns
 PARTS = 10  # of a training, whose mean losses are compared
 SMALL = 10_000  # rows of data that few epochs exhaust
 MANY_EPOCHS = 20
+FEW_UPDATES = 50  # after which new weights are nearly random
+ENOUGH_UPDATES = 100  # the fewest of a recipe that sizes itself
 FEW_EPOCHS = 3  # in which new weights may not have begun to learn
 LONG_PATIENCE = 8  # validations
 MUCH_TOO_HIGH = 5  # times the usual learning rate
@@ -186,6 +188,22 @@ def _other_rates(run: FinishedRun) -> str:
     if rate < usual / 2:
         return f"train.learning_rate={usual:.1g}"
     return f"train.learning_rate={rate / 10:.1g}, and check that texts and labels belong together"
+
+
+def _is_short(run: FinishedRun) -> bool:
+    """Whether new weights are nearly random, because of few updates."""
+    return run.recipe.start_from is None and run.steps < FEW_UPDATES
+
+
+def _say_short(run: FinishedRun) -> str:
+    return f"hardly trained: after {plural(run.steps, 'update')} the weights are nearly random"
+
+
+def _many_more_steps(run: FinishedRun) -> str:
+    """The limit that ended the run, longer."""
+    if run.stopped_by == "minutes":
+        return _more_steps(run)
+    return f"another run with train.steps={ENOUGH_UPDATES} or more"
 
 
 def _overfits(run: FinishedRun) -> bool:
@@ -451,6 +469,7 @@ OF_RUNS = {
     "diverged": AdviceRule(_diverged, _say_diverged, _slower),
     "flat": AdviceRule(_is_flat, _say_flat, _other_rates),
     "untrained": _of_best(OF_SCORES["untrained"], _learn_longer),
+    "short": AdviceRule(_is_short, _say_short, _many_more_steps),
     "constant": _of_best(OF_SCORES["constant"], _begin_to_learn),
     "overfitting": AdviceRule(_overfits, _say_overfits, _less_memory),
     "repeated": AdviceRule(_repeats, _say_repeats, lambda _: "more data"),
