@@ -69,6 +69,18 @@ def test_folds_hold_out_each_row_once(train, tmp_path):
     for fold in (1, 2):
         data = parse((tmp_path / f"out/fold-{fold}/recipe.yaml").read_text("utf-8"), "")["data"]
         assert (data["valid"], data["holdout"]) == (None, f"fold:{fold}/2")
+    heading, *rows = _read_table(tmp_path / "out" / "doubts.tsv")
+    assert heading == ["file", "line", "text", "label", "predicted", "probability"]
+    assert sorted(int(line) for _, line, *_ in rows) == [*range(2, 42)]
+    cells = [line.split(",") for line in (tmp_path / "a.csv").read_text("utf-8").splitlines()]
+    assert all(cells[int(line) - 1] == [text, label] for _, line, text, label, *_ in rows)
+    wrong = [float(last) for *_, label, predicted, last in rows if label != predicted]
+    right = [float(last) for *_, label, predicted, last in rows if label == predicted]
+    assert [float(row[-1]) for row in rows] == sorted(wrong, reverse=True) + sorted(right)
+
+
+def _read_table(file):
+    return [line.split("\t") for line in file.read_text("utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("content", ['{"mean": 3}', "text"])

@@ -559,15 +559,15 @@ def test_few_of_many_labels_are_reported(report_of, names):
     [
         (
             "good bad good good bad",
-            "shares in rows.tsv: good 60 %, bad 40 %; always answering 'good' has accuracy 60.0; "
+            "shares (rows.tsv): good 60 %, bad 40 %; always answering 'good' has accuracy 60.0; "
             "f1 is that of 'good'",
         ),
-        ("a b b b", "shares in rows.tsv: b 75 %, a 25 %; always answering 'b' has accuracy 75.0; f1 is that of 'b'"),
-        ("1 0 1", "shares in rows.tsv: 1 67 %, 0 33 %; always answering '1' has accuracy 66.7; f1 is that of '1'"),
+        ("a b b b", "shares (rows.tsv): b 75 %, a 25 %; always answering 'b' has accuracy 75.0; f1 is that of 'b'"),
+        ("1 0 1", "shares (rows.tsv): 1 67 %, 0 33 %; always answering '1' has accuracy 66.7; f1 is that of '1'"),
         ("NA bad NA bad", "warning: 'NA' is learned as a label; if it says that there is none, leave the cell empty"),
         ("- bad - None", "warning: '-' or 'None' is learned as a label; if it says that there is none, leave the cell empty"),
-        ("x y z x", "shares in rows.tsv: x 50 %, y 25 %, z 25 %; always answering 'x' has accuracy 50.0"),
-        ("a b c d e f g g", "shares in rows.tsv: g 25 %; always answering 'g' has accuracy 25.0"),
+        ("x y z x", "shares (rows.tsv): x 50 %, y 25 %, z 25 %; always answering 'x' has accuracy 50.0"),
+        ("a b c d e f g g", "shares (rows.tsv): g 25 %; always answering 'g' has accuracy 25.0"),
     ],
 )  # fmt: skip
 def test_what_a_score_is_worth_is_reported(report_of, labels, line):

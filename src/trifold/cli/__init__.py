@@ -4,8 +4,8 @@ file per command.
 Commands share `terminal`, `progress`, `options`, `panels`, `batch` and `names`; `hints` answers
 unknown words, and `interruption` has the last line after Ctrl-C.
 `doctor` also has `checks` and `speed`; `predict` has `predictor`, `tables`, `parts`,
-`prediction_output` and `table_output`; `eval` has `report`; `train` has `several`; `runs` has
-`run_table`; `demo` has the folder `demos`.
+`prediction_output` and `table_output`; `eval` has `report`; `train` has `several` and `doubts`;
+`runs` has `run_table`; `demo` has the folder `demos`.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 terminated. Results go to
 standard output, everything else to standard error. Commands import what they need when they run, so

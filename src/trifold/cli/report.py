@@ -62,13 +62,13 @@ def _write_mistakes(file: Path, rows: Any, evaluation: Evaluation, *, is_regress
     table: list[Sequence[object]] = [("file", "line", "text", "expected", "predicted", last)]
     for size, line, sample in mistakes[:MOST]:
         table.append((rows.report.name, line, *sample, f"{size:.4f}"))
-    _write(file, table)
+    write_table(file, table)
 
 
 def _write_confusion(file: Path, names: list[str], score: ClassificationScore) -> None:
     """Write how often each class is predicted (columns) for each expected one (rows)."""
     counts = zip(names, score.table.tolist(), strict=True)
-    _write(file, [("expected", *names), *((name, *row) for name, row in counts)])
+    write_table(file, [("expected", *names), *((name, *row) for name, row in counts)])
 
 
 def _write_calibration(file: Path, score: ClassificationScore) -> None:
@@ -79,10 +79,10 @@ def _write_calibration(file: Path, score: ClassificationScore) -> None:
             mean = f"{confidence / count:.4f}"
             accuracy = f"{correct / count:.4f}"
             table.append((f"{index / BINS:.3f}", int(count), mean, accuracy))
-    _write(file, table)
+    write_table(file, table)
 
 
-def _write(file: Path, rows: Iterable[Sequence[object]]) -> None:
+def write_table(file: Path, rows: Iterable[Sequence[object]]) -> None:
     """Write a table; tabs and line ends in its cells become spaces."""
     lines = ("\t".join(one_line(str(cell)).replace("\t", " ") for cell in row) for row in rows)
     disk.replace_text(file, "".join(f"{line}\n" for line in lines))

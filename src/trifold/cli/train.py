@@ -112,14 +112,24 @@ def _train_several(
 ) -> NoReturn:
     """Train a run for each seed or fold, list them, and exit. command: it continues them."""
     folder = out or Path("runs") / settings.name
-    exit_code = train_each(
-        settings, changes_by_run(seeds, folds), folder, data_changed=data_changed
-    )
+    changes_of_runs = changes_by_run(seeds, folds)
+    exit_code = train_each(settings, changes_of_runs, folder, data_changed=data_changed)
     if is_main_process() and exit_code:  # a signal, after which the run has said how it continues
         print_note(f"continue all runs with `{command}`")
     elif is_main_process():
         runs.run(folder, "date", json)
+        if folds is not None:
+            _print_doubts(folder, [*changes_of_runs])
     raise typer.Exit(exit_code)
+
+
+def _print_doubts(folder: Path, folds: list[str]) -> None:
+    """Write and name the list of doubtful labels."""
+    from trifold.cli.doubts import write_doubts
+
+    file = write_doubts(folder, folds)
+    if file is not None:
+        print_note(f"every row, predicted by the model that has not seen it: {file}")
 
 
 def _command(

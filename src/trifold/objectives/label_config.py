@@ -90,7 +90,7 @@ def _describe_shares(labels: Sequence[str], rows: Rows) -> str:
     shares = [f"{label:.20} {100 * count / len(found):.0f} %" for label, count in listed]
     label, count = listed[0]
     parts = [
-        f"shares in {rows.report.name}: {', '.join(shares)}",
+        f"shares ({rows.report.name}): {', '.join(shares)}",
         f"always answering {label!r:.22} has accuracy {100 * count / len(found):.1f}",
     ]
     if len(labels) == 2:
