@@ -645,3 +645,9 @@ def test_a_truncated_text_keeps_the_end_token_after_it() -> None:
     end = pipe.config.eos_id
     (ids,) = pipe.read(["a</s>dog dog dog"], 6, parse_special=True)
     assert len(ids) == 6 and ids[1] == ids[-1] == end
+
+
+def test_states_of_a_stack_that_the_model_lacks_are_named() -> None:
+    pipe = make_pipeline("encoder")
+    with pytest.raises(KeyError, match="decoder: this model has no such stack; its states are"):
+        pipe.hidden_states(torch.tensor([[5, 6]]))["decoder"]

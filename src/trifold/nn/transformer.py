@@ -31,6 +31,14 @@ from trifold.nn.stack import Stack, new_stack
 from trifold.nn.variants import ModelConfig
 
 
+class StatesOfStacks(dict[str, list[Tensor]]):
+    """The states of each stack by its name."""
+
+    def __missing__(self, name: str) -> list[Tensor]:
+        known = " and ".join(map(repr, self))
+        raise KeyError(f"{name}: this model has no such stack; its states are under {known}")
+
+
 class Transformer(nn.Module):
     """Embeddings, an encoder, a decoder and heads, as the config has them.
 
@@ -215,7 +223,7 @@ class Transformer(nn.Module):
         """
         with capture(self, kind="state") as captured:
             self(inputs, decoder_inputs)
-        states = {}
+        states = StatesOfStacks()
         for side in self.config.stacks:
             stack = getattr(self, side)
             layers = range(len(stack.block_of_layer))
