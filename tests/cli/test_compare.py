@@ -113,6 +113,22 @@ def test_taggers_have_the_scores_of_eval_that_select_their_weights_first(tmp_pat
     assert found["f1"]["low"] > 0
 
 
+def test_questions_of_several_windows_are_resampled_by_question(tmp_path):
+    row = {"question": "who ?", "context": "it is Rome " + "and so on " * 30, "answer": "Rome"}
+    lines = [json.dumps(row | {"answer_start": 6, "question": f"who {n} ?"}) for n in range(12)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    recipe = CLASSIFY.replace("classify", "answer").replace(", classifier_input: first", "")
+    (tmp_path / "r.yaml").write_text(recipe.replace("[sequence]", "[span]"), encoding="utf-8")
+    data = [f"data.{split}={tmp_path}/a.jsonl" for split in ("train", "valid")]
+    run = str(tmp_path / "run")
+    done = run_command("train", str(tmp_path / "r.yaml"), *data, "--out", run)
+    assert done.code == 0, done.err
+    found = compare(run, run, "--samples", 100)
+    assert found["examples"] == 12
+    scores = {name: score["a"] for name, score in found["scores"].items()}
+    assert scores == pytest.approx(evaluate(run)["scores"])
+
+
 def test_a_model_does_not_differ_from_itself(run, classifiers, kinds):
     for model in (run, classifiers[0], kinds["causal"], kinds["text-to-text"]):
         for score in compare(model, model, "--samples", 100)["scores"].values():
