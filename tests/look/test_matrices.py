@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from trifold.errors import TrifoldError
-from trifold.look.matrices import Example, read_example, work, work_file
+from trifold.look.matrices import MatrixExample, read_example, work, work_file
 
 IDENTITY = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
 
 
 def steps_of(**values):
-    return {step.name: step for step in work(Example.parse(values)).steps}
+    return {step.name: step for step in work(MatrixExample.parse(values)).steps}
 
 
 def test_the_weights_of_a_known_example_with_the_right_digits():

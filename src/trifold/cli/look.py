@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -126,27 +126,7 @@ def run(
     the page.
     """
     if matrices is not None:
-        from trifold.cli.look_matrices import check_alone, show_matrices
-
-        others: dict[str, Any] = {
-            "target": target,
-            "kind": kind,
-            "layer": layer,
-            "head": head,
-            "compare": compare,
-        }
-        others |= {"roles": roles, "align": align, "coreference": coreference, "conllu": conllu}
-        others |= {
-            "gradients": gradients or None,
-            "prune": prune,
-            "port": port or None,
-            "device": device,
-            "tokenizer": tokenizer,
-        }
-        positional = "".join(f" {word}" for word in (model, text) if word)
-        check_alone(positional + option_words(**others))
-        check_output(out, str(matrices), overwrite=overwrite)
-        show_matrices(matrices, out, as_json=json)
+        _look_at_matrices(matrices, dict(locals()))
         return
     if model is None:
         raise UsageError("MODEL is missing: name a run, a folder or a hub id, or --matrices FILE")
@@ -159,21 +139,12 @@ def run(
     page = PageOptions(out, port, browser)
     selection = Selection(kind, layer, head)
     role_options = RoleOptions(roles, align, coreference, conllu, prune or [])
-    if gradients and (selection.is_given or page.is_written or roles or compare is not None):
-        raise UsageError(
-            "--gradients prints a table; remove --kind, --layer, --head, --roles, --compare and "
-            "pages"
-        )
-    _check_combinations(options, page, selection, role_options, compare)
+    _check_combinations(options, page, selection, role_options, compare, gradients=gradients)
     if out is None and selection.is_given and not json:
         out = Path("attention.png")
     check_output(out, overwrite=overwrite)
     if gradients:
-        from trifold.cli.look_gradients import show_gradients
-
-        if text is None:
-            raise UsageError("TEXT is missing; --gradients are those of one text")
-        show_gradients(load(model), text, target, out, as_json=json)
+        _look_at_gradients(options, out)
     elif roles is not None:
         _find_roles(options, page, roles, role_options)
     elif page.has_page and not json and not selection.is_given:
@@ -186,6 +157,31 @@ def run(
         )
     else:
         _show_attention(options, text, selection, out)
+
+
+def _look_at_matrices(matrices: Path, arguments: Mapping[str, Any]) -> None:
+    """See `look_matrices`; arguments: all of the command, of which most belong to a model."""
+    from trifold.cli.look_matrices import check_alone, show_matrices
+
+    of_models = (
+        *("target", "kind", "layer", "head", "compare", "roles", "align", "coreference", "conllu"),
+        *("gradients", "prune", "port", "device", "tokenizer"),
+    )
+    positional = "".join(f" {arguments[name]}" for name in ("model", "text") if arguments[name])
+    check_alone(positional + option_words(**{name: arguments[name] or None for name in of_models}))
+    out: Path | None = arguments["out"]
+    check_output(out, str(matrices), overwrite=arguments["overwrite"])
+    show_matrices(matrices, out, as_json=arguments["json"])
+
+
+def _look_at_gradients(options: LookOptions, out: Path | None) -> None:
+    """See `look_gradients`. Raises UsageError without a text."""
+    from trifold.cli.look_gradients import show_gradients
+
+    if options.text is None:
+        raise UsageError("TEXT is missing; --gradients are those of one text")
+    pipeline = options.load(options.model)
+    show_gradients(pipeline, options.text, options.target, out, as_json=options.json)
 
 
 # --- groups of options ----------------------------------------------------------------------------
@@ -259,11 +255,19 @@ def _check_combinations(
     selection: Selection,
     role_options: RoleOptions,
     compare: str | None,
+    *,
+    gradients: bool,
 ) -> None:
     """Raises UsageError for options that exclude each other, of which it reports the first."""
     finds_roles = role_options.roles is not None
     no_page = options.json or selection.is_given
+    draws_no_heads = finds_roles or page.is_written or compare is not None
     contradictions = [
+        (
+            gradients and (selection.is_given or draws_no_heads),
+            "--gradients prints a table; remove --kind, --layer, --head, --roles, --compare and "
+            "pages",
+        ),
         (
             compare == options.model,
             f"--compare {compare}: the same model; name another, or a checkpoint of its run",

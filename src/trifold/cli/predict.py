@@ -213,24 +213,31 @@ def run(
         model, find_recipe(model), texts, pair or [], task, options, probabilities, tsv, load
     )
     are_rows = not as_text and _are_rows(request.texts, request.recipe)
-    sources = [*corpus[:1]]
-    has_arrays = out is not None and out.suffix == ARRAYS
-    if are_rows and not has_arrays and word is None:
+    has_vectors = word is not None or (out is not None and out.suffix == ARRAYS)
+    if are_rows and not has_vectors:
         out = _check_format(out, request.texts[0])
-    if is_table(request.texts, request.recipe) and not as_text:
-        sources.append(request.texts[0])  # pictures are a folder, which may hold the output
-    check_output(out, *sources, overwrite=overwrite)
-    if has_arrays or word is not None:
+    _check_output(request, out, as_text=as_text, overwrite=overwrite)
+    if has_vectors:
         opened = _open_rows(request) if are_rows else _open_lines(request, as_text=as_text)
         predictor = _predict_vectors(opened, batch_size, out, word, as_json=json)
     elif out is not None and are_rows:
         predictor = _predict_rows(request, batch_size, out, command, overwrite=overwrite)
     else:
-        as_json = json or (out is not None and out.suffix == ".jsonl")
-        predictor = _predict_lines(request, batch_size, out, as_text=as_text, as_json=as_json)
+        predictor = _predict_lines(request, batch_size, out, as_text=as_text, as_json=json)
     if predictor.truncation:
         print_note(str(predictor.truncation))
     warn_unknown(predictor.pipeline, predictor.unknown)
+
+
+def _check_output(
+    request: PredictRequest, out: Path | None, *, as_text: bool, overwrite: bool
+) -> None:
+    """Raises UsageError for an output that exists, or that is an input."""
+    corpus: list[str] = request.options["corpus"]
+    sources = [*corpus[:1]]
+    if is_table(request.texts, request.recipe) and not as_text:
+        sources.append(request.texts[0])  # pictures are a folder, which may hold the output
+    check_output(out, *sources, overwrite=overwrite)
 
 
 class PredictRequest(NamedTuple):
@@ -452,6 +459,7 @@ def _predict_lines(
     """Print the prediction for each text, or for each line of standard input."""
     from trifold.cli.prediction_output import format_json, format_line
 
+    as_json = as_json or (out is not None and out.suffix == ".jsonl")
     are_words = all(re.fullmatch(r"\w+[,.!?]?", text) for text in request.texts)
     if len(request.texts) >= MANY_WORDS and are_words and not request.pairs:
         whole = in_quotes(" ".join(request.texts))

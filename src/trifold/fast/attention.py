@@ -211,17 +211,21 @@ def supported_packings(
         return None
     if inputs.bias is not None or inputs.rotary is not None or inputs.cache is not None:
         return None
-    if type(layer) is not Attention or layer.q_norm is not None or layer.sinks is not None:
-        return None
-    if layer.value_width != layer.head_width:
-        return None
-    if layer.groups > 1 or layer.soft_cap is not None or layer.query_scale != 1.0:
+    if not _is_plain(layer):
         return None
     if mask.keys is not None and mask.keys is not keys.attend:
         return None
     if queries.shape[1] * keys.shape[1] > MAX_PACKED_SCORES or not trains_with_loops(x):
         return None
     return queries, keys
+
+
+def _is_plain(layer: Attention) -> bool:
+    """Whether its scores are q·k / √D alone, and its values have the width of its keys."""
+    has_plain_scores = layer.query_scale == 1.0 and layer.soft_cap is None and layer.sinks is None
+    has_plain_heads = layer.groups == 1 and layer.value_width == layer.head_width
+    is_classical = type(layer) is Attention and layer.q_norm is None
+    return is_classical and has_plain_scores and has_plain_heads
 
 
 def packed_attention(

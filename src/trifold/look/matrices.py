@@ -36,7 +36,7 @@ Matrix = Annotated[list[Row], Field(min_length=1, max_length=MAX_ROWS)]
 Labels = Annotated[list[str], Field(max_length=MAX_ROWS)]
 
 
-class Example(Settings):
+class MatrixExample(Settings):
     """The matrices of a file: Q, K and V; or X, with W_q, W_k and W_v, of which a missing one is
     the identity.
     """
@@ -77,7 +77,7 @@ class Worked(NamedTuple):
     keys: list[str]
 
 
-def read_example(path: AnyPath) -> Example:
+def read_example(path: AnyPath) -> MatrixExample:
     """The example of a file: YAML, JSON, or a CSV table, which is X. Raises DataError for a file
     that cannot be read, SettingsError for wrong keys and values.
     """
@@ -94,7 +94,7 @@ def read_example(path: AnyPath) -> Example:
     if len(lower) < len(values):
         raise SettingsError(f"{path}: a matrix is there twice; upper and lower case are the same")
     try:
-        return Example.parse(lower)
+        return MatrixExample.parse(lower)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error.message}") from None
 
@@ -131,7 +131,7 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def work(example: Example) -> Worked:
+def work(example: MatrixExample) -> Worked:
     """Every step of the attention. Raises SettingsError for matrices that do not fit together."""
     q, k, v, first = _projected(example)
     queries = _labels("queries", example.queries, len(q))
@@ -190,7 +190,7 @@ class _Points(nn.Module):
         self.pattern = HookPoint("pattern")
 
 
-def _projected(example: Example) -> tuple[Tensor, Tensor, Tensor, list[Step]]:
+def _projected(example: MatrixExample) -> tuple[Tensor, Tensor, Tensor, list[Step]]:
     """Q, K and V, and the steps that lead to them. Raises SettingsError without one of them."""
     given = {"Q": example.q, "K": example.k, "V": example.v}
     if example.x is None:

@@ -399,12 +399,18 @@ def _by_content(rows: Sequence[Mapping[str, Any]]) -> Guess | None:
         labels = [texts.pop()]
     if len(texts) == 2 and not labels and len(columns) <= 4:
         return _translate(texts[0].name, texts[1].name, len(columns))
-    numbers = [column for column in others if column.are_numbers]
-    candidates = labels or numbers
+    candidates = labels or [column for column in others if column.are_numbers]
+    return _of_labels(texts, candidates, len(columns))
+
+
+def _of_labels(
+    texts: Sequence[ColumnContent], candidates: Sequence[ColumnContent], columns: int
+) -> Guess | None:
+    """The recipe for one or two texts and their label, the last candidate, of so many columns."""
     if not texts or not candidates:
         return None
     label = candidates[-1]
-    if len(texts) == 2 and len(columns) == 3:
+    if len(texts) == 2 and columns == 3:
         first, second = texts
         return _of_pairs(first, second, label)
     longest = max(texts, key=lambda column: column.words)
