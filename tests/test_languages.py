@@ -100,7 +100,8 @@ def test_the_command_line_translates(saved: Saved) -> None:
     expected = trifold.load(folder).generate(
         TEXTS[0], source_language="zho_Hans", target_language="fra_Latn", max_new_tokens=6
     )
-    assert (done.code, done.out, done.err) == (0, expected + "\n", "")
+    assert (done.code, done.out) == (0, expected + "\n")
+    assert not done.err or done.err.startswith("warning: the output ended in repeated words")
     assert run_command("generate", str(folder), TEXTS[0], *options).out != done.out  # from English
     streamed = run_command("generate", str(folder), TEXTS[0], *options, "--stream")
     assert streamed.out == run_command("generate", str(folder), TEXTS[0], *options).out

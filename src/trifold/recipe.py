@@ -629,7 +629,8 @@ def _override_pairs(overrides: Sequence[str] | Mapping[str, Any]) -> Iterable[tu
 def _check_quotes(overrides: Sequence[str]) -> None:
     """Raises UsageError for words that a shell has separated from the value before them."""
     first = next((n for n, text in enumerate(overrides) if "=" not in text), 0)
-    if first and not overrides[first].startswith("-"):
+    # A key that lacks its value is no word.
+    if first and not overrides[first].startswith("-") and "." not in overrides[first].strip("."):
         words = takewhile(lambda text: "=" not in text, overrides[first:])
         whole = " ".join([overrides[first - 1], *words])
         raise UsageError(

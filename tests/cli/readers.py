@@ -39,6 +39,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "answer": {"heads": ["span"]},
     "next-sentence": {"heads": ["pooler", "next-sentence"]},
     "embed": {"heads": ["pooler"]},
+    "features": {"heads": ["pooler"]},
     "both": {
         "heads": ["lm", "pooler", "next-sentence"],
         "lm_head_transform": "gelu",

@@ -5,6 +5,7 @@ tokens.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
@@ -122,13 +123,19 @@ def expected(case: Case, text: str, **requested: Any) -> list[str]:
 LENGTH = ("--max-new-tokens", str(LIMIT))
 
 
+def without_repetition(notes: str) -> str:
+    """The notes about an output without that about repeated words, which random weights write."""
+    return re.sub(r"warning: the output ended in repeated words:.*\n", "", notes)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_generates_the_reference_text(trifold, case, family):
     it = case(family)
     text = f"translate English to French: {TEXT}" if "t5" in family else TEXT
     once = trifold("generate", str(it.folder), text, *LENGTH)
     assert once.code == 0
-    assert not once.err or ("t5" in family and once.err.startswith("warning: unknown words"))
+    noted = without_repetition(once.err)
+    assert not noted or ("t5" in family and noted.startswith("warning: unknown words"))
     assert once.out == expected(it, text)[0] + "\n"
     assert once.out.strip()
 
@@ -154,7 +161,7 @@ def test_decoders_stream(trifold, case, family):
     for options in ((), others[list(DECODERS).index(family) % 2]):
         whole = trifold("generate", str(it.folder), TEXT, *LENGTH, *options)
         stream = trifold("generate", str(it.folder), TEXT, *LENGTH, *options, "--stream")
-        assert (stream.code, stream.err) == (0, "")
+        assert (stream.code, without_repetition(stream.err)) == (0, "")
         assert one_line(stream.out.removesuffix("\n")) == whole.out.removesuffix("\n")
 
 

@@ -66,7 +66,7 @@ def test_a_state_is_that_of_the_paper(
         ({"positions": "rotary"}, "additive has no products with keys: choose other positions"),
         ({"sliding_window": 3}, "attention: additive excludes sliding_window: 3"),
         ({"attention_scale": 0.5}, "attention: additive excludes attention_scale: 0.5"),
-        ({"attention": "aditive"}, r"'lsh'.*'additive', got 'aditive'; a part of your own"),
+        ({"attention": "aditive"}, r"'lsh'.*'additive'.*, got 'aditive'; a part of your own"),
         ({"attention": "lsh", "d_value": 5}, "attention: lsh excludes d_value: 5"),
     ],
 )

@@ -129,14 +129,14 @@ def test_a_run_keeps_its_values_when_the_data_changes(write, tmp_path):
     assert again.notes == []
 
 
-def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write, tmp_path, capsys):
+def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write, tmp_path):
     save_model(tmp_path / "bert", Transformer(ModelConfig(**BERT)))
     start = f"train: {{start_from: {tmp_path / 'bert'}}}\n"
     recipe = load_recipe(write(f"{SENTENCE * 20}\n" * 1_000, start, "masked"))
     assert (recipe.model.d_model, recipe.model.n_layers) == (BERT["d_model"], BERT["n_layers"])
     assert (recipe.train.steps, recipe.train.warmup, recipe.data.holdout) == (334, 33, 0.1)
     assert recipe.train.learning_rate == pytest.approx((4000 * BERT["d_model"]) ** -0.5, rel=0.05)
-    assert f"for the width of start_from, {BERT['d_model']}: train.l" in capsys.readouterr().err
+    assert f"for the width of start_from, {BERT['d_model']}: train.l" in "\n".join(recipe.notes)
 
 
 @pytest.mark.parametrize(

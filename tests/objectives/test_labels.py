@@ -51,7 +51,7 @@ def test_null_nan_and_blank_cells_are_no_label(value):
         (" good ", "good"),
         ("good\u00a0", "good"),
         ("None", "None"),  # names of classes in many files
-        ("n/a", "n/a"),
+        ("n/a", MISSING),
         ("-", "-"),
         (True, "True"),
         ("['a', 'b']", ["a", "b"]),

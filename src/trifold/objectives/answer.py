@@ -36,6 +36,7 @@ from trifold.objectives.prompted import (
     load_tokenizer,
 )
 from trifold.objectives.questions import (
+    ROLES,  # noqa: F401 (of the rows, as in the file of every task)
     place_of,
     read_spans,
     read_texts,

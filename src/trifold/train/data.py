@@ -164,9 +164,12 @@ def _build(recipe: Recipe, context: BuildContext) -> TaskBundle:
         return recipe.task.build(context)
     except MissingColumnError as error:
         guess = None
-        sources = recipe.data.train
+        sources = recipe.data.train or ()
+        if isinstance(sources, str):
+            sources = [sources]
         with suppress(TrifoldError):
-            guess = guess_recipe([sources] if isinstance(sources, str) else [*(sources or ())])
+            if sources:
+                guess = guess_recipe([*sources])
         if guess is None or guess.recipe != recipe.task.kind or not guess.settings:
             raise
         settings = shlex.join(guess.settings)

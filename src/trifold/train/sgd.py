@@ -29,19 +29,25 @@ class SGD:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, rate: float) -> None:
-        """One update with `gradient` (P,), which is overwritten, at learning rate `rate`."""
+        """One update with `gradient` (P,) at learning rate `rate`."""
         settings = self._settings
         self._step += 1
-        gradients = self._weights.named(gradient)
         if settings.weight_decay:
-            for name in self._decayed:
-                gradients[name].add_(self._views[name], alpha=settings.weight_decay)
+            gradient = self._with_decay(gradient, settings.weight_decay)
         self._momentum.mul_(settings.momentum).add_(gradient)
         direction = self._momentum
         if settings.nesterov:
-            direction = gradient.add_(self._momentum, alpha=settings.momentum)
+            direction = gradient.add(self._momentum, alpha=settings.momentum)
         for name, part in self._weights.named(direction).items():
             self._views[name].add_(part, alpha=-rate * self._weights.factors.get(name, 1.0))
+
+    def _with_decay(self, gradient: Tensor, weight_decay: float) -> Tensor:
+        """The gradient (P,) with that of the L2 penalty added."""
+        total = gradient.clone()
+        parts = self._weights.named(total)
+        for name in self._decayed:
+            parts[name].add_(self._views[name], alpha=weight_decay)
+        return total
 
     @property
     def state(self) -> dict[str, Tensor]:
