@@ -282,11 +282,18 @@ def test_jsonl_field(tmp_path: Path) -> None:
         read_documents(file, DataSettings(field="body"))
 
 
+def test_a_null_text_is_a_blank_document(tmp_path: Path) -> None:
+    documents = read_documents(
+        written(tmp_path, "a.jsonl", '{"text": "a"}\n{"text": null}\n{"text": "b"}\n'), PLAIN
+    )
+    assert documents.texts == ["a", "b"]
+    assert documents.report.blank_dropped == 1
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ('{"text": 3}', "is a value of type int"),
-        ('{"text": null}', "is null"),
         ('{"text": "\\ud800"}', "unpaired surrogate"),
         ('{"text": "\\u0000"}', "NUL"),
         ('["a"]', "a JSON list, expected an object"),

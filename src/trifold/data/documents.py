@@ -252,4 +252,6 @@ def _fields(rows: Iterable[NumberedRow], settings: DataSettings) -> Iterator[str
             yield ""
             continue
         text = value_at(row, settings.field, place, "data.field to the key of the text")
+        if text is None:  # as an empty cell of a table
+            text = ""
         yield check_text(text, f"{place}: {settings.field!r}")
