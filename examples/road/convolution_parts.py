@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trifold.nn.cache import GrowingKeys, History, LayerCache
+from trifold.nn.cache import GrowingKeys, LayerCache, RunningState
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.layers import Dropout, Linear
@@ -43,31 +43,8 @@ class TextCnnSettings(Settings):
     words: Annotated[tuple[int, ...], Field(strict=False, min_length=1)] = (3, 4, 5)
 
 
-class LastWords(History):
-    """The last n − 1 inputs (B, n − 1, E) and which of them are real (B, n − 1)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states: Tensor | None = None
-
-    def add(self, states: Tensor, tokens: int) -> None:
-        """Replace them by the last ones after so many tokens more."""
-        self.states = states
-        self.length += tokens
-
-    def clear(self) -> None:
-        super().clear()
-        self.states = None
-
-    def select(self, rows: Tensor) -> None:
-        """Row i becomes row rows[i]."""
-        if self.states is not None:
-            self.states = self.states.index_select(0, rows)
-
-    def expand(self, times: int) -> None:
-        """Repeat every row `times` times, one after the other."""
-        if self.states is not None:
-            self.states = self.states.repeat_interleave(times, 0)
+class LastWords(RunningState):
+    """The last n − 1 inputs (B, n − 1, E)."""
 
 
 class WindowBlock(nn.Module):
@@ -90,8 +67,8 @@ class WindowBlock(nn.Module):
         stored = None if cache is None else cache.past
         before = x.new_zeros(len(x), self.words - 1, x.shape[2])
         if isinstance(stored, LastWords):
-            if stored.states is not None:
-                before = stored.states
+            if stored.state is not None:
+                before = stored.state
             stored.add(torch.cat((before, x), 1)[:, count:], count)
         windows = torch.cat((before, x), 1).unfold(1, self.words, 1)  # (B, T, E, n)
         out = torch.tanh(self.hidden(windows.mT.flatten(2)))

@@ -41,6 +41,7 @@ from words import (
     load_corpus,
     load_parts,
     print_table,
+    training,
 )
 
 import trifold
@@ -172,15 +173,7 @@ def recipe(corpus: Corpus, model: dict[str, Any], rate: float, steps: int) -> tr
             "tokenizer": WORDS,
             "model": own | model,
             "batch": {"tokens": 2048},
-            "train": {
-                "steps": steps,
-                "warmup": max(1, steps // 20),
-                "schedule": "linear",
-                "optimizer": "adamw",
-                "learning_rate": rate,
-                "clip": 1.0,
-                "validate_every": max(1, steps // 10),
-            },
+            "train": training(steps, rate, 10),
         }
     )
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from trifold.nn.cache import GrowingKeys, History, LayerCache
+from trifold.nn.cache import GrowingKeys, LayerCache, RunningState
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.hooks import HookPoint
@@ -53,31 +53,15 @@ class RecurrentSettings(Settings):
     attention: Literal["none", "additive", "multiplicative"] = "additive"
 
 
-class StoredState(History):
-    """The state after the tokens that a decoder has read, instead of their keys."""
+class LastState(RunningState):
+    """The states (B, 1 or 2, E) after the tokens that a decoder has read."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: State | None = None
-
-    def add(self, state: State, tokens: int) -> None:
-        """Replace the state by the one after so many tokens more."""
-        self.state = state
-        self.length += tokens
-
-    def clear(self) -> None:
-        super().clear()
-        self.state = None
-
-    def select(self, rows: Tensor) -> None:
-        """Row i becomes row rows[i]."""
-        if self.state is not None:
-            self.state = tuple(x.index_select(1, rows) for x in self.state)
-
-    def expand(self, times: int) -> None:
-        """Repeat every row `times` times, one after the other."""
-        if self.state is not None:
-            self.state = tuple(x.repeat_interleave(times, 1) for x in self.state)
+    @property
+    def parts(self) -> State | None:
+        """As a cell takes them."""
+        if self.state is None:
+            return None
+        return tuple(x[None].contiguous() for x in self.state.unbind(1))
 
 
 class Lookup(nn.Module):
@@ -202,7 +186,9 @@ class RecurrentBlock(nn.Module):
         """x (B, T, E) -> (B, T, E), from the state of the cache or that of the memory."""
         memory, real = _memory(inputs)
         stored = None if cache is None else cache.past
-        state = stored.state if isinstance(stored, StoredState) else None
+        state: State | None = None
+        if isinstance(stored, LastState):
+            state = stored.parts
         if state is None:
             state = self.first_state(x, memory, real)
         tokens = _padded(inputs, x.shape[1], is_last=cache is None)
@@ -214,8 +200,8 @@ class RecurrentBlock(nn.Module):
         else:
             states, state = self._read(x, state, tokens)
             contexts = None
-        if isinstance(stored, StoredState):
-            stored.add(state, x.shape[1])
+        if isinstance(stored, LastState):
+            stored.add(torch.cat(state).transpose(0, 1), x.shape[1])
         if self.cross_attention is None:
             return states
         if contexts is None:
@@ -357,7 +343,7 @@ class RecurrencePart(UnscoredPart):
     has_vectors = False
 
     def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
-        return StoredState()
+        return LastState()
 
     def gates(self, config: CoreConfig) -> int:
         """How many matrices of each kind a cell has."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from next_words import mean_speed
-from words import RUNS, WORDS, Corpus, load_corpus, load_parts, print_table
+from words import RUNS, WORDS, Corpus, load_corpus, load_parts, print_table, training
 
 import trifold
 from trifold.look.attention import draw_alignment, read_attention
@@ -74,15 +74,7 @@ def recipe(corpus: Corpus, model: dict[str, Any], rate: float, steps: int) -> tr
             "tokenizer": WORDS,
             "model": own | model,
             "batch": {"tokens": 2048},
-            "train": {
-                "steps": steps,
-                "warmup": max(1, steps // 20),
-                "schedule": "linear",
-                "optimizer": "adamw",
-                "learning_rate": rate,
-                "clip": 1.0,
-                "validate_every": max(1, steps // 5),
-            },
+            "train": training(steps, rate, 5),
         }
     )
 

@@ -84,6 +84,19 @@ def load_parts() -> None:
         load_part(name)
 
 
+def training(steps: int, rate: float, validations: int) -> dict[str, Any]:
+    """The group `train` of a recipe: the same for every network of the lessons, except the rate."""
+    return {
+        "steps": steps,
+        "warmup": max(1, steps // 20),
+        "schedule": "linear",
+        "optimizer": "adamw",
+        "learning_rate": rate,
+        "clip": 1.0,
+        "validate_every": max(1, steps // validations),
+    }
+
+
 class Vocabulary:
     """The words of the sentences to learn, as a run of the product on them has them."""
 

@@ -193,6 +193,36 @@ class History(GrowingKeys):
             )
 
 
+class RunningState(History):
+    """A state (B, …) after all tokens read, instead of their keys: its size does not grow with the
+    length.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: Tensor | None = None
+
+    def add(self, state: Tensor, tokens: int) -> None:
+        """Replace the state by the one after so many tokens more."""
+        self.state = state
+        self.length += tokens
+
+    def clear(self) -> None:
+        """Remove all tokens."""
+        super().clear()
+        self.state = None
+
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes row rows[i]."""
+        if self.state is not None:
+            self.state = self.state.index_select(0, rows)
+
+    def expand(self, times: int) -> None:
+        """Repeat every row `times` times, one after the other."""
+        if self.state is not None:
+            self.state = self.state.repeat_interleave(times, 0)
+
+
 class StoredInputs(GrowingKeys):
     """The inputs (B, 1, T, E) of a stack that may compute earlier tokens again."""
 

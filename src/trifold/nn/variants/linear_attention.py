@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from trifold.nn import ops
 from trifold.nn.attention import Attention, AttentionInputs
-from trifold.nn.cache import GrowingKeys, History
+from trifold.nn.cache import GrowingKeys, RunningState
 from trifold.nn.config import CoreConfig
 from trifold.nn.masks import Mask
 from trifold.nn.parts import UnscoredPart
@@ -32,34 +32,8 @@ CHUNK = 64  # tokens whose products φ(q)·φ(k) are computed at once
 SEGMENT = 256  # tokens whose chunks are computed again in the backward pass
 
 
-class RunningSums(History):
-    """The sums S (B, H, M, D + 1) of linear attention instead of keys: their size does not grow
-    with the length.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: Tensor | None = None
-
-    def add(self, state: Tensor, tokens: int) -> None:
-        """Replace S by the one after so many tokens more."""
-        self.state = state
-        self.length += tokens
-
-    def clear(self) -> None:
-        """Remove all tokens."""
-        super().clear()
-        self.state = None
-
-    def select(self, rows: Tensor) -> None:
-        """Row i becomes row rows[i]."""
-        if self.state is not None:
-            self.state = self.state.index_select(0, rows)
-
-    def expand(self, times: int) -> None:
-        """Repeat every row `times` times, one after the other."""
-        if self.state is not None:
-            self.state = self.state.repeat_interleave(times, 0)
+class RunningSums(RunningState):
+    """The sums S (B, H, M, D + 1) of linear attention."""
 
 
 class KernelAttention(Attention):
