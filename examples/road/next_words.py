@@ -28,6 +28,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,10 @@ from words import (
     Vocabulary,
     load_corpus,
     load_parts,
+    mean_speed,
     print_table,
     training,
+    updates_in,
 )
 
 import trifold
@@ -162,7 +165,9 @@ NETWORKS: dict[str, tuple[dict[str, Any], float]] = {  # settings of the model, 
 }
 
 
-def recipe(corpus: Corpus, model: dict[str, Any], rate: float, steps: int) -> trifold.Recipe:
+def recipe(
+    corpus: Corpus, model: dict[str, Any], rate: float, steps: int, validations: int = 10
+) -> trifold.Recipe:
     """A language model on the first language of the corpus."""
     own = {"shape": "decoder", "d_model": WIDTH, "max_positions": 128, "dropout": 0.2}
     return trifold.Recipe.parse(
@@ -173,7 +178,7 @@ def recipe(corpus: Corpus, model: dict[str, Any], rate: float, steps: int) -> tr
             "tokenizer": WORDS,
             "model": own | model,
             "batch": {"tokens": 2048},
-            "train": training(steps, rate, 10),
+            "train": training(steps, rate, validations),
         }
     )
 
@@ -183,8 +188,9 @@ def train(
 ) -> tuple[int, int, float, float]:
     """Parameters, updates, tokens per second, and perplexity."""
     model, rate = NETWORKS[name]
-    limits = {} if minutes is None else {"train.minutes": minutes}
-    outcome = trifold.train(recipe(corpus, model, rate, steps), out=str(folder), **limits)
+    if minutes is not None:
+        steps = updates_in(minutes, partial(recipe, corpus, model, rate))
+    outcome = trifold.train(recipe(corpus, model, rate, steps), out=folder)
     size = trifold.load(outcome.folder).model.count_parameters()
     scores = evaluate(folder, model.get("parts", ()))
     return size, outcome.steps, mean_speed(folder), scores["scores"]["perplexity"]
@@ -202,17 +208,12 @@ def evaluate(run: Path, parts: Sequence[str]) -> dict[str, Any]:
     return scores
 
 
-def mean_speed(folder: Path) -> float:
-    """Training tokens per second, from the log of the run."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    speeds = [json.loads(line).get("train/tokens_per_second") for line in lines]
-    return float(np.median([speed for speed in speeds if speed] or [0.0]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, help="training time of each network")
-    parser.add_argument("--steps", type=int, default=2000, help="updates of each network, at most")
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="updates of each network, without --minutes"
+    )
     parser.add_argument("--only", nargs="+", metavar="MODEL", help="names of the table")
     parser.add_argument("--out", type=Path, default=RUNS / "next-words", help="folder of the runs")
     options = parser.parse_args()

@@ -19,11 +19,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from next_words import mean_speed
-from words import RUNS, WORDS, Corpus, load_corpus, load_parts, print_table, training
+from words import (
+    RUNS,
+    WORDS,
+    Corpus,
+    load_corpus,
+    load_parts,
+    mean_speed,
+    print_table,
+    training,
+    updates_in,
+)
 
 import trifold
 from trifold.look.attention import draw_alignment, read_attention
@@ -63,7 +73,9 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
 }
 
 
-def recipe(corpus: Corpus, model: dict[str, Any], rate: float, steps: int) -> trifold.Recipe:
+def recipe(
+    corpus: Corpus, model: dict[str, Any], rate: float, steps: int, validations: int = 5
+) -> trifold.Recipe:
     """A translator with one vocabulary of words for both languages."""
     own = {"shape": "encoder-decoder", "d_model": WIDTH, "max_positions": 256, "dropout": 0.2}
     return trifold.Recipe.parse(
@@ -74,7 +86,7 @@ def recipe(corpus: Corpus, model: dict[str, Any], rate: float, steps: int) -> tr
             "tokenizer": WORDS,
             "model": own | model,
             "batch": {"tokens": 2048},
-            "train": training(steps, rate, 5),
+            "train": training(steps, rate, validations),
         }
     )
 
@@ -103,7 +115,9 @@ def score(outputs: Sequence[str], references: Sequence[str], rows: Sequence[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, help="training time of each model")
-    parser.add_argument("--steps", type=int, default=2000, help="updates of each model, at most")
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="updates of each model, without --minutes"
+    )
     parser.add_argument("--only", nargs="+", choices=MODELS, metavar="MODEL", help="of the table")
     parser.add_argument("--sentences", type=int, default=1000, help="held-out sentences to score")
     parser.add_argument("--out", type=Path, default=RUNS / "translators", help="folder of the runs")
@@ -113,15 +127,15 @@ def main() -> None:
     sources = corpus.sources["test"][: options.sentences]
     references = corpus.targets["test"][: options.sentences]
     print(f"{corpus.name}: {len(corpus.sources['train']):,} pairs, {len(sources):,} held out")
-    limits = {} if options.minutes is None else {"train.minutes": options.minutes}
     rows = []
     curves: dict[str, list[float]] = {}
     for name in options.only or MODELS:
         model, rate = MODELS[name]
         folder = options.out / name.replace(", ", "-")
-        outcome = trifold.train(
-            recipe(corpus, model, rate, options.steps), out=str(folder), **limits
-        )
+        steps = options.steps
+        if options.minutes is not None:
+            steps = updates_in(options.minutes, partial(recipe, corpus, model, rate))
+        outcome = trifold.train(recipe(corpus, model, rate, steps), out=folder)
         translator = trifold.load(outcome.folder)
         lengths = list(by_length(sources))
         curve = []

@@ -11,12 +11,17 @@ words and ends of the held-out sentences: the number of equally probable words t
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+import trifold
 from trifold import Tokenizer
 from trifold.data.embedded import load_rows
 from trifold.nn import load_part
@@ -25,6 +30,7 @@ from trifold.text.training import TokenizerSettings, train_tokenizer
 SPLITS = ("train", "valid", "test")
 WORDS = {"kind": "word", "vocab_size": 12_000, "punctuation": False}  # of both languages
 RUNS = Path("runs/road")
+TIMED = 60  # updates
 FOLDER = Path(__file__).parent
 
 
@@ -95,6 +101,31 @@ def training(steps: int, rate: float, validations: int) -> dict[str, Any]:
         "clip": 1.0,
         "validate_every": max(1, steps // validations),
     }
+
+
+def updates_in(minutes: float, recipe: Callable[[int, int], trifold.Recipe]) -> int:
+    """The updates for which a network has about so many minutes; recipe: of so many updates and
+    validations. A few of a run that is discarded are timed, because the learning rate has to end
+    with the last one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        trifold.train(recipe(TIMED, 1), out=folder)
+        lines = metrics(Path(folder))
+    times = {line["step"]: line["seconds"] for line in lines if "train/tokens_per_second" in line}
+    first, *_, last = times  # the first updates compile
+    return int(60 * minutes * (last - first) / (times[last] - times[first]))
+
+
+def mean_speed(run: Path) -> float:
+    """The median of the training tokens per second."""
+    speeds = [line.get("train/tokens_per_second") for line in metrics(run)]
+    return float(np.median([speed for speed in speeds if speed] or [0.0]))
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of its log."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 class Vocabulary:
