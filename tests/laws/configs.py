@@ -75,7 +75,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder-decoder: no positions": (
         "encoder-decoder, no positions, norm of queries, sparse blocks",
-        "",
+        "activation gelu",
     ),
     "encoder-decoder: two widths, additive": (
         "encoder-decoder, two widths, token types",
