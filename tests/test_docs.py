@@ -26,6 +26,7 @@ import pytest
 import yaml
 
 from trifold.cli import COMMANDS, main
+from trifold.cli.show import find_subject
 from trifold.costs import count_parameters
 from trifold.hub.presets import PRESETS
 from trifold.nn import registry
@@ -456,11 +457,11 @@ def _check_form(command: str, place: str) -> None:
     known = set(re.findall(r"--[a-z][a-z-]*", _help(verb)))
     assert options <= known, f"{place}: {command}"
     plain = [word for word in rest if not word.startswith("-")]
+    changes = [word for word in plain[1:] if re.match(r"[a-z_.]+=", word) and "…" not in word]
     if verb == "train" and plain and plain[0] in recipe_names() and "stpes" not in command:
-        load_recipe(
-            plain[0],
-            [word for word in plain[1:] if re.match(r"[a-z_.]+=", word) and "…" not in word],
-        )
+        load_recipe(plain[0], changes)
+    if verb == "show" and changes and plain[0] in {*recipe_names(), *PAPERS, *PRESETS}:
+        find_subject(plain[0], changes)
 
 
 def test_free_settings_of_a_resumed_run_are_documented():
