@@ -8,7 +8,8 @@ of forward and backward pass, `token` that of one generated token after a text o
 MB the growth of the peak memory of a step. `dense` is the plain definition of softmax attention,
 `softmax` the version that trifold uses. `projections` is a layer without attention: the four matrix
 products that all kinds share. The cache of `lsh` stores inputs: a token costs as much as the
-forward pass of the text. Kinds of encoders come last, after full attention in both directions."""
+forward pass of the text. The spans of `adaptive span` are those of new weights, 42 of 512 tokens.
+Kinds of encoders come last, after full attention in both directions."""
 
 from __future__ import annotations
 
@@ -27,6 +28,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "window": {"sliding_window": 512},
     "recurrence": {"recurrence": {"size": 512, "reach": 512}},
+    "compression": {
+        "recurrence": {"size": 512, "reach": 512},
+        "compression": {"rate": 4, "memory": 128},
+    },
+    "adaptive span": {"adaptive_span": {"size": 512}},
+    "convolution": {"attention": "dynamic-convolution", "dynamic_convolution": {"kernels": [31]}},
+    "additive": {"attention": "additive"},
     "lsh": {"attention": "lsh"},
     "spans": {"attention": "spans"},
     "elu": {"attention": "elu"},
@@ -36,8 +44,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "globals": ENCODER | {"sliding_window": 256, "global_tokens": "first"},
     "blocks": ENCODER | {"sparse_blocks": {"size": 64, "random": 3}},
     "low-rank": ENCODER | {"attention": "low-rank"},
+    "fourier": ENCODER | {"attention": "fourier"},
 }
-LARGEST_DENSE = 4096  # tokens whose weights fit into memory
+# Tokens up to which the weights of all pairs, or their hidden states, fit into memory.
+LARGEST = {"dense": 4096, "additive": 2048}
 
 
 def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float]:
@@ -100,20 +110,15 @@ def draw(rows: list[dict[str, Any]], file: str) -> None:
             points = [
                 (row["length"], row[name]) for row in rows if row["kind"] == kind and name in row
             ]
-            style = {
-                "linestyle": "--"
-                if options.get("shape") == "encoder"
-                else "-"
-                if number < 7
-                else ":"
-            }
+            is_encoder = options.get("shape") == "encoder"
+            style = "--" if is_encoder else ("-", ":", "-.")[number // 7]
             if points:
                 axis.loglog(
                     *zip(*points, strict=True),
                     marker="o",
                     label=kind,
                     color=f"C{number % 7}",
-                    **style,
+                    linestyle=style,
                 )
         axis.set(title=title, xlabel="tokens")
         axis.grid(alpha=0.3)
@@ -148,11 +153,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if arguments.results and arguments.results.exists():
         rows = [json.loads(line) for line in arguments.results.read_text("utf-8").splitlines()]
-    print(f"{'kind':12} {'tokens':>7} {'step s':>9} {'MB':>7} {'token ms':>9}")
+    print(f"{'kind':14} {'tokens':>7} {'step s':>9} {'MB':>7} {'token ms':>9}")
     for length in arguments.lengths:
         for kind in arguments.kinds:
             done = any((row["kind"], row["length"]) == (kind, length) for row in rows)
-            if done or (kind == "dense" and length > LARGEST_DENSE):
+            if done or length > LARGEST.get(kind, length):
                 continue
             command = [
                 sys.executable,
@@ -177,7 +182,7 @@ def main() -> None:
                     file.write(json.dumps(rows[-1]) + "\n")
             token = f"{1000 * best['token']:9.2f}" if "token" in best else ""
             print(
-                f"{kind:12} {length:7,} {best['step']:9.3f} {best['MB']:7.0f} {token}", flush=True
+                f"{kind:14} {length:7,} {best['step']:9.3f} {best['MB']:7.0f} {token}", flush=True
             )
     if arguments.out:
         draw(rows, arguments.out)

@@ -86,6 +86,8 @@ ERRORS = {
     "too large": (f"Q: [[1.0e7, 1]]\n{ONE}", "less than or equal to 1000000"),
     "text": (f"Q: [[a, 1]]\n{ONE}", "input should be a valid number, got 'a'"),
     "unknown": ("Z: 3", "z: unknown key; known keys: heads, k, keys"),
+    "long names": ("queries: [[1]]", "queries: the matrices are named q, k and v"),
+    "values": ("q: [[1]]\nk: [[1]]\nvalues: [[1]]", "values: the matrices are named"),
     "twice": ("q: [[1]]\nQ: [[1]]", "a matrix is there twice"),
     "other width": (f"Q: [[1]]\n{ONE}", "Q has 1 columns and K 2; their product needs as many"),
     "other values": ("Q: [[1]]\nK: [[1]]\nV: [[1], [2]]", "K has 1 rows and V 2"),

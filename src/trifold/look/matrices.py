@@ -93,6 +93,12 @@ def read_example(path: AnyPath) -> MatrixExample:
     lower = {str(key).lower(): value for key, value in values.items()}
     if len(lower) < len(values):
         raise SettingsError(f"{path}: a matrix is there twice; upper and lower case are the same")
+    for name in ("queries", "keys", "values"):
+        if _is_matrix(lower.get(name)):
+            raise SettingsError(
+                f"{path}: {name}: the matrices are named q, k and v; queries and keys are the "
+                "labels of their rows"
+            )
     try:
         return MatrixExample.parse(lower)
     except SettingsError as error:
@@ -106,6 +112,11 @@ def work_file(path: AnyPath) -> Worked:
         return work(example)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error.message}") from None
+
+
+def _is_matrix(value: Any) -> bool:
+    """Whether it has a row."""
+    return isinstance(value, list) and any(isinstance(row, list) for row in value)
 
 
 def _of_table(text: str, place: str) -> dict[str, Any]:
