@@ -28,6 +28,7 @@ EXAMPLES = (
     "trifold compare runs/small runs/large test.en test.de --samples 10000",
 )
 UNFINISHED = ("stopped", "running")
+KIND = "task.kind"  # the setting that two models must share
 FEW_EXAMPLES = 30  # of which the intervals of a bootstrap are too narrow
 UNDECIDED = "not decided by this data, because the interval contains 0"
 
@@ -187,11 +188,16 @@ def _like(first: EvalRequest, second: EvalRequest) -> EvalRequest:
     ours = _measured_settings(first)
     theirs = _measured_settings(second)
     differ = [key for key in ours if ours[key] != theirs.get(key)]
+    if KIND in differ:
+        raise UsageError(
+            f"{second.model}: its task is {theirs.get(KIND)}, and that of {first.model} is "
+            f"{ours[KIND]}; compare models of one task"
+        )
     if differ:
         values = "; ".join(
             f"{key} is {theirs.get(key)!r:.60}, not {ours[key]!r:.60}" for key in differ
         )
-        remedy = "compare models of one task, or name the data: trifold compare A B DATA"
+        remedy = "name the data for both: trifold compare A B DATA"
         raise UsageError(f"{second.model}: is not measured like {first.model}: {values}; {remedy}")
     if first.recipe is None or second.recipe is None:
         return second
@@ -208,7 +214,7 @@ def _measured_settings(request: EvalRequest) -> dict[str, Any]:
         return {"the kind of data": evaluation.data_kind_of(request)}
     task = recipe.task.evaluated
     data = recipe.data
-    values: dict[str, Any] = {"task.kind": task.kind}
+    values: dict[str, Any] = {KIND: task.kind}
     if not request.data:
         excluded = {"cache"} if data.holdout else {"cache", "train"}
         values["task.parts"] = getattr(task, "parts", None)
