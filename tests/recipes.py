@@ -22,6 +22,9 @@ BERT = SIZES | {
     "heads": ["lm"], "lm_head_transform": "gelu", "lm_head_bias": True,
 }  # fmt: skip
 PRETRAINED_BERT = BERT | {"heads": ["lm", "pooler", "next-sentence"]}
+ELECTRA = BERT | {
+    "heads": ["replaced"], "lm_head_transform": None, "lm_head_bias": False, "d_embedding": 12,
+}  # fmt: skip
 XLNET = SIZES | {
     "shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True,
     "scale_embeddings": False, "heads": ["lm"], "lm_head_bias": True,

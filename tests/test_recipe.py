@@ -80,7 +80,8 @@ def test_transformers_loads_the_models_of_demos(name):
 
 
 @pytest.mark.parametrize(
-    "kind", ["translate", "causal", "classify", "tag", "masked", "pairs", "permutation"]
+    "kind",
+    ["translate", "causal", "classify", "tag", "masked", "replaced", "pairs", "permutation"],
 )
 def test_transformers_loads_the_models_that_a_task_chooses(kind, write):
     recipe = load_recipe(write(f"task: {{kind: {kind}}}\ndata: {{train: a.tsv, holdout: 5}}\n"))
@@ -423,6 +424,7 @@ TASKS = {
     "causal": ("decoder", {"lm"}, ()),
     "masked": ("encoder", {"lm"}, ("cls", "sep", "mask")),
     "permutation": ("encoder", {"lm"}, ("cls", "sep", "mask")),
+    "replaced": ("encoder", {"replaced"}, ("cls", "sep", "mask")),
     "pairs": ("encoder", {"lm", "pooler", "next-sentence"}, ("cls", "sep", "mask")),
     "classify": ("encoder", {"pooler", "sequence"}, ("cls", "sep", "mask")),
     "answer": ("encoder", {"span"}, ("cls", "sep", "mask")),

@@ -10,6 +10,7 @@ from typing import Any
 from tests.command_line import run_command
 from tests.recipes import (
     BERT,
+    ELECTRA,
     GPT2,
     MASKS,
     PRETRAINED_BERT,
@@ -37,6 +38,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "translate": ({}, WORDS, SIZES),
     "causal": ({"kind": "causal"}, MASKS, GPT2),
     "masked": ({"kind": "masked"}, MASKS, BERT),
+    "replaced": ({"kind": "replaced"}, MASKS, ELECTRA),
     "permutation": ({"kind": "permutation", "share": 3}, MASKS, XLNET),
     "pairs": ({"kind": "pairs"}, MASKS, PRETRAINED_BERT),
     "order": ({"kind": "pairs", "pairs": "order"}, MASKS, PRETRAINED_BERT),

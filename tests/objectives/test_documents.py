@@ -18,12 +18,14 @@ from trifold.objectives.denoise import DenoiseSettings, SpansSettings
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
+from trifold.objectives.replaced import ReplacedSettings
 from trifold.objectives.sentence_pairs import SentencePairExamples, SentencePairSettings
 from trifold.text import TokenizerSettings, make_tokenizer
 
 READS = {"shape": "encoder", "heads": ["lm"]}
 TASKS = {
     "masked": (MaskedSettings(), READS),
+    "replaced": (ReplacedSettings(), READS | {"heads": ["replaced"]}),
     "permutation": (
         PermutationSettings(),
         READS | {"positions": "relative-sinusoidal", "query_stream": True, "segment_offsets": True},

@@ -24,6 +24,7 @@ from trifold.objectives.embed import EmbedSettings
 from trifold.objectives.masked import MaskedSettings
 from trifold.objectives.objective import BuildContext
 from trifold.objectives.permutation import PermutationSettings
+from trifold.objectives.replaced import ReplacedSettings
 from trifold.objectives.sentence_pairs import SentencePairSettings
 from trifold.objectives.tag import TagSettings
 from trifold.objectives.text_to_text import PartSettings, TextToTextSettings
@@ -52,6 +53,7 @@ KINDS = {
         ENCODER | {"heads": ["lm", "boundary"]},
         "text",
     ),
+    "replaced": (ReplacedSettings(rate=0.3), ENCODER | {"heads": ["replaced"]}, "text"),
     "permutation": (PermutationSettings(share=3), TWO_STREAMS, "text"),
     "follows": (SentencePairSettings(), ENCODER | {"heads": ["lm", "pooler", "next-sentence"]}, "text"),
     "order": (
@@ -78,7 +80,16 @@ KINDS = {
     "distill": (DistillSettings(teacher="", hard=0.5), DECODER, "text"),
 }  # fmt: skip
 validation = partial(eval_context, 90, generation=GenerationConfig(max_new_tokens=3))
-RANDOM = ("masked", "masked spans", "permutation", "follows", "order", "denoise", "spans")
+RANDOM = (
+    "masked",
+    "masked spans",
+    "replaced",
+    "permutation",
+    "follows",
+    "order",
+    "denoise",
+    "spans",
+)
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +143,7 @@ def built(tmp_path_factory):
         )  # fmt: skip
         bundle = (settings.of if kind == "distill" else settings).build(context)
         objective, model = bundle.objective, random_model(bundle.config)
+        objective.add_modules(model)
         if kind == "distill":
             objective = Distill(settings, objective, random_model(bundle.config))
         cache[kind] = objective, bundle.valid, objective.examples(bundle.valid), model
@@ -194,7 +206,7 @@ def test_a_width_truncates_examples(built, kind):
         assert cut.inputs.packing.n_real < whole.inputs.packing.n_real
     elif kind in ("classify", "answer"):
         assert cut.inputs.packing.n_real == int(np.minimum(examples.lengths[:4], 3).sum())
-    elif kind in ("masked", "masked spans", "permutation"):
+    elif kind in ("masked", "masked spans", "replaced", "permutation"):
         assert cut.inputs.tokens.numel() < whole.inputs.tokens.numel() or cut.tokens < whole.tokens
     else:
         assert 0 < cut.tokens < whole.tokens

@@ -13,6 +13,7 @@ import torch
 from tests.command_line import run_command
 from tests.recipes import (
     BERT,
+    ELECTRA,
     GPT2,
     MASKS,
     PRETRAINED_BERT,
@@ -43,6 +44,7 @@ RECIPES = {
         {"kind": "masked", "mask": "words", "pseudo_perplexity": 2}, MASKS | {"kind": "bpe", "vocab_size": 36}, BERT
     ),
     "spans": ({"kind": "masked", "mask": "spans", "boundary": 1.0}, MASKS, BERT | {"heads": ["lm", "boundary"]}),
+    "replaced": ({"kind": "replaced", "rate": 0.3}, MASKS, ELECTRA),
     "permutation": ({"kind": "permutation", "share": 3}, MASKS, XLNET),
     "follows": ({"kind": "pairs"}, MASKS, PRETRAINED_BERT),
     "order": ({"kind": "pairs", "pairs": "order", "mask": "spans"}, MASKS, PRETRAINED_BERT),
@@ -161,7 +163,7 @@ def test_loss_falls_below_that_of_word_frequencies(folder, tmp_path, name):
         assert outcome.scores["accuracy"] > 30  # word frequencies give 17
 
 
-@pytest.mark.parametrize("name", ["spans", "order", "denoise"])
+@pytest.mark.parametrize("name", ["spans", "order", "denoise", "replaced"])
 def test_workers_do_not_change_the_scores(folder, tmp_path, name):
     one, two = (
         train(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trifold.errors import DataError
-from trifold.scores.correlation import CorrelationScore, pearson
+from trifold.scores.correlation import CorrelationScore, area_under_curve, pearson
 
 
 def score_of(x, y, ends=()):
@@ -38,6 +38,17 @@ def test_a_constant_has_no_correlation():
     assert score_of(np.full(7, 0.1), np.arange(7.0)) == {"pearson": 0.0, "spearman": 0.0}
     assert score_of(np.arange(7.0), np.full(7, 0.1)) == {"pearson": 0.0, "spearman": 0.0}
     assert CorrelationScore().values() == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_the_area_under_the_curve_equals_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(3)
+    for size in (2, 5, 50):
+        positive = np.arange(size) % 3 == 1
+        for values in (rng.normal(size=size), rng.integers(4, size=size).astype(float)):
+            expected = 100 * metrics.roc_auc_score(positive, values)
+            assert area_under_curve(values, positive) == pytest.approx(expected)
+    assert area_under_curve(np.arange(3.0), np.zeros(3, np.bool_)) == 50
 
 
 def test_large_values_do_not_overflow():

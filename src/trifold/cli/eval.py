@@ -507,6 +507,7 @@ def _open_task(
     )
     with waiting_progress("reading the data"):
         bundle = settings.build(context)
+    bundle.objective.add_modules(pipeline.model, resolve(request.model), required=True)
     return pipeline, bundle.objective, bundle.valid
 
 

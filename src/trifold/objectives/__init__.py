@@ -14,6 +14,7 @@ KINDS = {
     "translate": "translate.TranslateSettings",
     "causal": "causal.CausalSettings",
     "masked": "masked.MaskedSettings",
+    "replaced": "replaced.ReplacedSettings",
     "permutation": "permutation.PermutationSettings",
     "pairs": "sentence_pairs.SentencePairSettings",
     "denoise": "denoise.DenoiseSettings",

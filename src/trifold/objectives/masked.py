@@ -78,6 +78,11 @@ class MaskingSettings(DocumentObjectiveSettings):
         description="spans: p of the geometric distribution of their lengths in words",
     )
     span_longest: int = Field(10, ge=1, description="spans: largest length in words")
+
+
+class BoundarySettings(MaskingSettings):
+    """Masking, and the weight of the span-boundary objective."""
+
     boundary: float = Field(
         0.0,
         ge=0,
@@ -86,7 +91,7 @@ class MaskingSettings(DocumentObjectiveSettings):
     )
 
 
-class MaskedSettings(MaskingSettings):
+class MaskedSettings(BoundarySettings):
     """Settings of a masked language model."""
 
     pipeline_tag = "fill-mask"

@@ -28,6 +28,7 @@ from trifold.batches.plan import plan_all
 from trifold.data import DataSettings, Rows, read_splits
 from trifold.errors import DataError, SettingsError
 from trifold.folders import AnyPath, named
+from trifold.hub import save_model
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.checks import first_problem
 from trifold.nn.config import Head, Shape
@@ -343,7 +344,7 @@ class Objective(ABC):
     tokens. packs: whether a batch is one row without padding. gathers: whether the loss is a
     function of all rows of an update: the `table_loss` of the tables (rows, …), concatenated, that
     `table` computes from its batches. generation: settings of generation that the saved model
-    needs beside those of the recipe.
+    needs beside those of the recipe. adds_modules: whether `add_modules` adds some.
     """
 
     row_name = "texts"
@@ -357,6 +358,7 @@ class Objective(ABC):
     tokenizer: Tokenizer
     save_options: Mapping[str, Any] = {}
     generation: Mapping[str, Any] = {}
+    adds_modules = False
 
     @cached_property
     def truncation(self) -> Truncation:
@@ -488,6 +490,21 @@ class Objective(ABC):
     def trained_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `saved_weights`, for a model that training starts from."""
         return weights
+
+    def add_modules(  # noqa: B027 (most add none)
+        self, model: Transformer, folder: AnyPath | None = None, *, required: bool = False
+    ) -> None:
+        """Add to a model what is trained beside it and is not in its config.
+
+        folder: of the model; its modules have new values if the folder lacks them. required: raise
+        CheckpointError in that case.
+        """
+
+    def save_model(
+        self, folder: Path, model: Transformer, generation: Mapping[str, object]
+    ) -> None:
+        """Write the model, and what `add_modules` has added. generation: settings by our names."""
+        save_model(folder, model, generation=generation)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of the objective beside the weights, in values of JSON."""

@@ -30,18 +30,18 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.batch import LossTerm
 from trifold.objectives.documents import Cut
 from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation
-from trifold.objectives.masked import MaskedBatch, MaskedLM, MaskingSettings
+from trifold.objectives.masked import BoundarySettings, MaskedBatch, MaskedLM
 from trifold.text import Tokenizer
 from trifold.text.annotation import AnnotatedTexts
 from trifold.text.encoded import share_room
 from trifold.text.spans import Flags, Ids, Rng, example_rng
 
 
-class SentencePairSettings(MaskingSettings):
+class SentencePairSettings(BoundarySettings):
     """Settings of masked tokens with sentence pairs."""
 
     command = 'predict {folder} "a text" --pair "another" --task next-sentence'
-    unused_keys = (*MaskingSettings.unused_keys, "data.cut")
+    unused_keys = (*BoundarySettings.unused_keys, "data.cut")
     redraws = True
     heads = ("lm", "pooler", "next-sentence")
 

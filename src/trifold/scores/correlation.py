@@ -1,4 +1,4 @@
-"""Pearson and Spearman correlation, equal to scipy's."""
+"""Pearson and Spearman correlation, equal to scipy's, and the area under a ROC curve."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,17 @@ def ranks(x: Values) -> Values:
     _, places, counts = np.unique(x, return_inverse=True, return_counts=True)
     means: Values = np.cumsum(counts) - (counts - 1) / 2
     return means[places]
+
+
+def area_under_curve(x: Values, positive: NDArray[np.bool_]) -> float:
+    """The probability that a positive has a larger value than another, in percent, which is the
+    area under the ROC curve; equal values count half. 50 if all are positive, or none is.
+    """
+    count = int(positive.sum())
+    pairs = count * (len(x) - count)
+    if not pairs:
+        return 50.0
+    return 100 * float(ranks(x)[positive].sum() - count * (count + 1) / 2) / pairs
 
 
 class CorrelationScore:

@@ -52,7 +52,24 @@ def new_model(data: TrainingData) -> Transformer:
         if recipe.start_from is None:
             raise SettingsError("train.lora: adapters need a base model; set start_from")
         _adapt(model, recipe.train.lora, recipe.start_from, fresh, data.report)
+    if data.objective.adds_modules:
+        _add_modules(data, model)
     return model
+
+
+def _add_modules(data: TrainingData, model: Transformer) -> None:
+    """Add the further modules of the objective, which start from those of `start_from`, if it has
+    them. Raises SettingsError for ways of training that need every parameter in the model itself.
+    """
+    recipe = data.recipe
+    if recipe.train.lora is not None or recipe.train.sharding != "none":
+        key = "lora" if recipe.train.lora is not None else "sharding"
+        raise SettingsError(
+            f"train.{key}: not supported by task.kind: {recipe.task.kind}, which trains a second "
+            "model; remove it"
+        )
+    folder = None if recipe.start_from is None else resolve(recipe.start_from)
+    data.objective.add_modules(model, folder)
 
 
 def _copy_from(folder: str, model: Transformer, data: TrainingData) -> set[str]:

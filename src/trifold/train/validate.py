@@ -9,7 +9,6 @@ from torch import Tensor
 from trifold import disk
 from trifold.errors import CheckpointError
 from trifold.folders import UntrustedPath
-from trifold.hub import save_model
 from trifold.hub.card import write_card
 from trifold.hub.peft import save_adapter
 from trifold.nn import Transformer
@@ -41,7 +40,9 @@ class Validator:
         self.data = data
         self.folder = folder
         self.trained = trained
-        self.model = Transformer(data.config, initialize=False).to(device).eval()
+        model = Transformer(data.config, initialize=False)
+        data.objective.add_modules(model)
+        self.model = model.to(device).eval()
 
     def averaged(
         self, step: int, current: dict[str, Tensor]
@@ -116,7 +117,7 @@ class Validator:
         """
         recipe = self.data.recipe
         generation = recipe.generate.model_dump() | dict(self.data.objective.generation)
-        save_model(self.folder.model, self.model, generation=generation)
+        self.data.objective.save_model(self.folder.model, self.model, generation)
         self.data.objective.save(self.folder.model)
         card = run_card(recipe, self.folder, self.model.count_parameters(), result)
         write_card(self.folder.model, card)
