@@ -545,6 +545,7 @@ def test_missing_files_of_a_recipe_are_named(tmp_path, monkeypatch):
             "parts": {"one": {"train": "hub:x:train", "valid": "b.tsv"}},
         },
         "tokenizer": {"file": "runs/other/model"},
+        "pretrain": {"data": {"train": "c.tsv"}, "pretrain": {"data": {"valid": "b.tsv"}}},
     }
     named = [
         "${TRIFOLD_DATA}/a.en",
@@ -552,6 +553,7 @@ def test_missing_files_of_a_recipe_are_named(tmp_path, monkeypatch):
         "b.tsv",
         "runs/teacher",
         "runs/other/model",
+        "c.tsv",
     ]
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRIFOLD_DATA", raising=False)
@@ -561,7 +563,7 @@ def test_missing_files_of_a_recipe_are_named(tmp_path, monkeypatch):
     for name in ("a.en", "b.tsv", "runs/teacher"):
         path = tmp_path / name
         path.mkdir(parents=True) if "/" in name else path.touch()
-    assert missing_files(recipe) == [named[1], named[4]]
+    assert missing_files(recipe) == [named[1], named[4], named[5]]
     assert missing_files(included_recipes()["smoke"]) == []
 
 

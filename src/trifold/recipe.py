@@ -484,14 +484,22 @@ def recipe_names() -> dict[str, str]:
 
 
 def missing_files(recipe: Mapping[str, Any]) -> list[str]:
-    """The missing files and folders that an included recipe names, or `data.train=FILE` if it names
-    no data.
+    """The missing files and folders that an included recipe and its first stages name, or
+    `data.train=FILE` if it names no data.
+    """
+    parts = recipe.get("task", {}).get("parts")
+    if not recipe.get("data", {}).get("train") and not parts:
+        return ["data.train=FILE"]
+    files = named_files(recipe)
+    return [file for file in files if not is_dataset(file) and not expand_path(file).exists()]
+
+
+def named_files(recipe: Mapping[str, Any]) -> list[str]:
+    """The sources of data, the teacher and the tokenizer that a recipe and its first stages name,
+    each once.
     """
     task = recipe.get("task", {})
-    data = recipe.get("data", {})
-    if not data.get("train") and not task.get("parts"):
-        return ["data.train=FILE"]
-    groups = (data, *task.get("parts", {}).values())
+    groups = (recipe.get("data", {}), *task.get("parts", {}).values())
     sources = [group.get(key) for group in groups for key in ("train", "valid", "test")]
     sources += [task.get("teacher"), recipe.get("tokenizer", {}).get("file")]
     files: list[str] = []
@@ -500,7 +508,9 @@ def missing_files(recipe: Mapping[str, Any]) -> list[str]:
             files.append(source)
         elif source:
             files += source
-    return [file for file in files if not is_dataset(file) and not expand_path(file).exists()]
+    if recipe.get("pretrain"):
+        files += named_files(recipe["pretrain"])
+    return list(dict.fromkeys(files))
 
 
 def load_recipe(

@@ -15,6 +15,7 @@ from trifold.recipe import load_recipe
 from trifold.train.run_folder import PRETRAINED
 from trifold.train.stages import pretrain
 
+ROOT = Path(__file__).resolve().parents[2]
 SIZES = {
     "model.d_model": 16, "model.n_heads": 2, "model.n_layers": 1, "model.d_ff": 16, "model.max_positions": 32,
     "train.steps": 4, "train.warmup": 1, "train.validate_every": 4, "train.save_every": 2, "train.device": "cpu",
@@ -163,3 +164,25 @@ def test_other_tasks_have_no_first_stage(tmp_path):
 def test_wrong_keys_are_reported_before_training(recipe, tmp_path):
     with pytest.raises(SettingsError, match=r"task\.rat: unknown key"):
         train(recipe(pretrain={"task": {"rat": 0.1}}), out=tmp_path / "run", view=RecordingView())
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "program"),
+    [
+        ("stsb", "pairs.tsv", "translation_pairs.py"),
+        ("squad-subset", "cloze.json", "cloze_questions.py"),
+        ("mrpc", "sts.tsv", "changed_sentences.py"),
+    ],
+)
+def test_the_program_is_named_that_makes_the_data_of_a_first_stage(
+    name, file, program, tmp_path, monkeypatch
+):
+    """Before anything is trained, and the program is there and says the same."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError) as error:
+        pretrain(load_recipe(name), tmp_path / "run", RecordingView(), None)
+    message = str(error.value)
+    assert message.startswith(f"pretrain: {file} is not here; `python examples/{program} ")
+    assert "pretrain=null" in message
+    command = message.split("`")[1]
+    assert command in (ROOT / "examples" / program).read_text("utf-8")

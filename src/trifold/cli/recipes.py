@@ -48,9 +48,13 @@ class Listed(NamedTuple):
     description: str
     group: str
 
-    def line(self, width: int) -> str:
-        """The line about the recipe, whose name has `width` columns."""
-        names = dict.fromkeys(map(_dataset_or_file, self.missing))
+    def line(self, width: int, *, is_short: bool) -> str:
+        """The line about the recipe, whose name has `width` columns; a short one has only the first
+        missing name.
+        """
+        names = [*dict.fromkeys(map(_dataset_or_file, self.missing))]
+        if is_short:
+            names[1:] = ["…"] if names[1:] else []
         missing = ""
         if self.group not in ("data", "families") and names:
             missing = f" [{', '.join(names)}]"
@@ -80,9 +84,10 @@ def run(
         print_json([recipe._asdict() for recipe in recipes])
         return
     if word is not None:
-        print("\n\n".join(filter(None, (_block(recipes, group) for group in GROUPS))))
+        found = (_block(recipes, group, is_short=False) for group in GROUPS)
+        print("\n\n".join(filter(None, found)))
         return
-    blocks = [_block(recipes, group) for group in GROUPS if group not in CONDENSED]
+    blocks = [_block(recipes, group, is_short=True) for group in GROUPS if group not in CONDENSED]
     print("\n\n".join([*blocks, "\n".join(_names(recipes, group) for group in CONDENSED)]))
 
 
@@ -127,13 +132,13 @@ def _names(recipes: list[Listed], group: str) -> str:
     return wrapped(shorten(line, LONGEST, break_on_hyphens=False, placeholder=" …"), SCREEN)
 
 
-def _block(recipes: list[Listed], group: str) -> str:
-    """The title and the lines of a group."""
+def _block(recipes: list[Listed], group: str, *, is_short: bool) -> str:
+    """The title and the lines of a group, which may be short."""
     members = [recipe for recipe in recipes if recipe.group == group]
     if not members:
         return ""
     width = max(len(recipe.name) for recipe in members)
-    lines = [recipe.line(width) for recipe in members]
+    lines = [recipe.line(width, is_short=is_short) for recipe in members]
     text = "\n".join(wrapped(line, SCREEN) for line in lines)
     return f"{GROUPS[group]}\n{text}"
 

@@ -9,6 +9,12 @@ from typing import NamedTuple
 
 VARIABLE = "TRIFOLD_DATA"
 UNKNOWN = "-"  # the digest of a file that is obtained by hand
+# Programs of the folder examples, and the files that they write for the first stages of recipes.
+_PROGRAMS = {
+    "translation_pairs.py": ("pairs.tsv", "pairs-valid.tsv"),
+    "cloze_questions.py": ("cloze.json", "cloze-valid.json"),
+    "changed_sentences.py": ("changed.tsv", "changed-valid.tsv", "sts.tsv"),
+}
 _CACHES = {"darwin": "~/Library/Caches", "win32": "~/AppData/Local"}
 
 
@@ -91,3 +97,11 @@ def missing_remedy(path: Path) -> str:
         return ""
     verb = "describes how to obtain" if dataset.by_hand else "downloads"
     return f"`trifold data {dataset.name}` {verb} it"
+
+
+def program_for(file: str) -> str:
+    """The command that writes a file of this name for a recipe; empty if there is none."""
+    for program, files in _PROGRAMS.items():
+        if file in files:
+            return f"python examples/{program} {' '.join(files)}"
+    return ""

@@ -1,12 +1,13 @@
 """Recipes that derive from another one: with other values, and its first stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trifold.data.catalog import program_for
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
-from trifold.recipe import Recipe, set_key, settle
+from trifold.recipe import Recipe, named_files, set_key, settle
 from trifold.train.monitor import Outcome, View
 from trifold.train.run_folder import PRETRAINED
 
@@ -26,9 +27,10 @@ def pretrain(
     recipe: Recipe, out: Path, view: View, train: Callable[..., Outcome]
 ) -> tuple[Outcome, Recipe]:
     """Train the first stage of a recipe in `out`; its outcome, and the recipe of the second, which
-    starts from it.
+    starts from it. Raises SettingsError if the data of a stage is still to be made.
     """
     stage = recipe.pretrain or {}
+    _check_made_files(stage)
     kind = recipe.task.kind
     task: dict[str, str] = {}
     if "kind" not in stage.get("task", {}):  # by default, the texts of the task are masked
@@ -48,6 +50,16 @@ def pretrain(
     second = changed(recipe, {"pretrain": None, "start_from": model, "tokenizer.file": model})
     view.say(f"pretraining in {out / PRETRAINED}; repeat with --resume auto to continue")
     return train(first, out=out / PRETRAINED), second
+
+
+def _check_made_files(stage: Mapping[str, Any]) -> None:
+    """Raises SettingsError for a missing file that a program of the examples makes."""
+    for file in named_files(stage):
+        if (program := program_for(file)) and not Path(file).exists():
+            raise SettingsError(
+                f"pretrain: {file} is not here; `{program}`, in the source of trifold, writes it, "
+                "and pretrain=null leaves the first stages out"
+            )
 
 
 def _merge(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
