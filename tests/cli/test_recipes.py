@@ -62,7 +62,10 @@ def test_a_family_sizes_itself_and_builds_its_model(name, tmp_path, capsys):
     with torch.no_grad():
         states = model(Inputs(tokens))
     assert states.isfinite().all() and states.shape[:2] == tokens.shape
-    assert model.lm_head is not None
+    if name == "electra":
+        assert [*model.heads] == ["replaced"]
+    else:
+        assert model.lm_head is not None
     printed = capsys.readouterr().err
     assert "attention_dropout" not in printed  # no conflict of a default with another
 
