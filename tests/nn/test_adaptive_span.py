@@ -66,7 +66,8 @@ def test_the_penalty_is_the_mean_span_of_each_layer() -> None:
     for layer in (each for each in model.modules() if isinstance(each, AdaptiveSpanAttention)):
         with torch.no_grad():
             layer.span.copy_(P)
-    torch.testing.assert_close(float(part.penalty(model)), 2 * sum(SPANS) / 3)
+    with part.penalty(model) as penalty:
+        torch.testing.assert_close(float(penalty()), 2 * sum(SPANS) / 3)
     assert part.penalty_weight(model.config) == 0.1
     assert model(Inputs(torch.randint(0, 20, (2, 9)))).shape == (2, 9, 12)
 

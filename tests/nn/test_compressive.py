@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.parts import AttentionPart, part_of
 
 SIZE, REACH, RATE, MEMORY = 4, 3, 2, 2
 
@@ -35,7 +37,12 @@ def compressed(function: str, layer: Any, old: list[Tensor]) -> Tensor:
 
 
 def attention(layer: Any, query: Tensor, states: list[Tensor]) -> Tensor:
-    """One query, head by head."""
+    """One query."""
+    return layer.o_proj.weight @ read(layer, query, states)
+
+
+def read(layer: Any, query: Tensor, states: list[Tensor]) -> Tensor:
+    """attn(h, m) of one query, head by head."""
     heads = []
     for head in range(3):
         own = slice(4 * head, 4 * head + 4)
@@ -43,7 +50,7 @@ def attention(layer: Any, query: Tensor, states: list[Tensor]) -> Tensor:
         scores = torch.stack([q @ (layer.k_proj.weight[own] @ state) / 2 for state in states])
         values = torch.stack([layer.v_proj.weight[own] @ state for state in states])
         heads.append(scores.softmax(0) @ values)
-    return layer.o_proj.weight @ torch.cat(heads)
+    return torch.cat(heads)
 
 
 @torch.no_grad()
@@ -81,12 +88,74 @@ def test_states_are_those_of_the_paper(function: str) -> None:
     torch.testing.assert_close(got, decoder.final_norm(x), rtol=1e-10, atol=1e-10)
 
 
-def test_the_loss_of_later_segments_trains_the_convolution() -> None:
-    model = add_noise(Transformer(config()), 0.3)
+def recorded(seen: list[Tensor], attend_to: Any, g: Tensor, *args: Any) -> Tensor:
+    """A block that records the segments which enter it."""
+    seen.append(g.detach())
+    out: Tensor = attend_to(g, *args)
+    return out
+
+
+def test_the_convolution_learns_what_attention_reads() -> None:
+    """Algorithm 2, for two texts of which the second is shorter: L is that of the definition, and
+    its gradient reaches the convolutions only.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = add_noise(Transformer(config(norm_placement="pre")), 0.3).double()
+    tokens = torch.randint(0, 30, (2, 15), generator=torch.Generator().manual_seed(2))
+    attend = torch.ones(2, 15, dtype=torch.bool)
+    attend[1, 9:] = False
+    segments = [list[Tensor]() for _ in model.decoder.blocks]
+    for seen, block in zip(segments, model.decoder.blocks, strict=True):
+        block.attend_to = partial(recorded, seen, block.attend_to)
+    with part_of(AttentionPart, model.config).penalty(model) as penalty:
+        model(Inputs(tokens, attend))
+    error = penalty()
+    error.backward()
+    trained = {name for name, each in model.named_parameters() if each.grad is not None}
+    assert {name.rpartition("convolution")[2] for name in trained} == {".weight", ".bias"}
+
+    expected = torch.zeros((), dtype=torch.float64)
+    for block, seen in zip(model.decoder.blocks, segments, strict=True):
+        residual = block.self_attention
+        layer = residual.sublayer
+        text = torch.cat(seen, 1)
+        memory: list[int] = []
+        for start in range(0, 15, SIZE):
+            queries = range(start, min(start + SIZE, 15))
+            memory += queries
+            leaving = (len(memory) - REACH) // RATE * RATE
+            if leaving <= 0:
+                continue
+            old, memory = memory[:leaving], memory[leaving:]
+            for row in range(2):
+                states_of_row = text[row]
+                pairs = [states_of_row[old[n : n + RATE]] for n in range(0, leaving, RATE)]
+                new = [compressed("convolution", layer, [*pair]) for pair in pairs]
+                for query in queries:
+                    if attend[row, query]:
+                        h = residual.enter(states_of_row[query])
+                        kept, was = (
+                            read(layer, h, [residual.enter(each) for each in group])
+                            for group in (new, [states_of_row[n] for n in old])
+                        )
+                        expected = expected + (kept - was).square().mean() / attend.sum()
+    torch.testing.assert_close(error, expected, rtol=1e-10, atol=1e-12)
+    learned = [each for each in model.parameters() if each.grad is not None]
+    for each, gradient in zip(learned, torch.autograd.grad(expected, learned), strict=True):
+        torch.testing.assert_close(each.grad, gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("loss", "trains"), [("task", True), ("attention", False)])
+def test_the_loss_of_later_segments_trains_the_convolution_if_it_is_to(
+    loss: str, trains: bool
+) -> None:
+    settings = {"rate": RATE, "memory": MEMORY, "loss": loss}
+    model = add_noise(Transformer(config(compression=settings)), 0.3)
     model(Inputs(torch.randint(0, 30, (2, 15)))).square().sum().backward()
     for block in model.decoder.blocks:
         gradient = block.self_attention.sublayer.convolution.weight.grad
-        assert gradient is not None and gradient.abs().sum() > 0
+        assert (gradient is not None and bool(gradient.abs().sum() > 0)) == trains
 
 
 @pytest.mark.parametrize(

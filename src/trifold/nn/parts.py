@@ -371,8 +371,10 @@ class AttentionPart(Part):
         """The weight of `penalty` in a loss of language models; 0 if there is none."""
         return 0.0
 
-    def penalty(self, model: nn.Module) -> Tensor:
-        """What a loss adds for the parameters of the attentions of a model."""
+    def penalty(self, model: nn.Module) -> AbstractContextManager[Callable[[], Tensor]]:
+        """Records what the attentions of a model add to a loss while it runs; the function returns
+        it, a scalar, after that.
+        """
         raise NotImplementedError
 
     def recorded_keys(self, config: CoreConfig, keys: int) -> int:

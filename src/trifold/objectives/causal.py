@@ -431,13 +431,18 @@ class Causal(Objective):
         return counts
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        if not self.penalty:
+            return self._token_loss(model, batch)
+        with part_of(AttentionPart, model.config).penalty(model) as penalty:
+            terms = self._token_loss(model, batch)
+        # The same for every token, so that it does not depend on how a batch is divided.
+        each = penalty() * batch.tokens
+        return terms | {"penalty": LossTerm(each, batch.tokens, self.penalty)}
+
+    def _token_loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
+        """The loss of the next tokens, and that of routers."""
         states, terms = self.routers.run(model, batch.inputs)
-        terms = {"tokens": token_loss(model, states[0], batch)} | terms
-        if self.penalty:
-            # The same for every token, so that it does not depend on how a batch is divided.
-            each = part_of(AttentionPart, model.config).penalty(model)
-            terms["penalty"] = LossTerm(each * batch.tokens, batch.tokens, self.penalty)
-        return terms
+        return {"tokens": token_loss(model, states[0], batch)} | terms
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         return measure_tokens(model, model(batch.inputs)[0], batch)

@@ -5,16 +5,24 @@ and a query also attends to the last of these:
 
     compressed ← compressed, f(oldest states);   keys of a segment: compressed, memory, segment
 
-f is the mean, the maximum, or a convolution of width and stride c that the loss of later segments
-trains. States of the memory are constants, so gradients reach f, and end there. The paper also
-trains f to keep what attention reads; that loss is not here. Distances count compressed states as
-tokens, in the order of the text. A cache holds the inputs of the stack, and every step computes all
-segments again. Shapes: B batch, T tokens, E model width.
+f is the mean, the maximum, or a convolution of width and stride c, which learns to keep what
+attention reads (algorithm 2):
+
+    L = Σ over layers ‖attn(h, old) − attn(h, f(old))‖²,   attn(h, m) = softmax(h Q (m K)ᵀ/√d) m V
+
+of the queries h of a segment and the states that leave while it is read. Everything but f is
+constant in L, and f is constant in the loss of the task. L is a mean over the tokens of a batch and
+over dimensions. With `loss: task`, the task trains f instead.
+
+States of the memory are constants. Distances count compressed states as tokens, in the order of the
+text. A cache holds the inputs of the stack, and every step computes all segments again.
+Shapes: B batch, T tokens, E model width, H heads, Y value size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -22,10 +30,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from trifold.nn import ops
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, GrowingKeys
 from trifold.nn.config import CoreConfig
 from trifold.nn.inputs import Request
+from trifold.nn.layers import scaled
 from trifold.nn.masks import Mask, RealFirst
 from trifold.nn.parts import AttentionPart, WalkPart, used_group
 from trifold.nn.problems import Problems, defaults
@@ -41,6 +51,16 @@ class Compression(Settings):
     function: Literal["mean", "max", "convolution"] = Field(
         "convolution", description="of the states that become one"
     )
+    loss: Literal["attention", "task"] = Field(
+        "attention",
+        description="causal: what trains the convolution: to keep what attention reads, or the "
+        "task",
+    )
+
+    @property
+    def reconstructs(self) -> bool:
+        """Whether the function has a loss of its own."""
+        return self.function == "convolution" and self.loss == "attention"
 
 
 class CompressingAttention(Attention):
@@ -55,6 +75,12 @@ class CompressingAttention(Attention):
         if settings.function == "convolution":
             self.convolution = nn.Conv1d(config.d_model, config.d_model, self.rate, self.rate)
 
+    def read(self, h: Tensor, states: Tensor) -> Tensor:
+        """attn(h, m) of equation 1, without dropout: h (B, T, E), m (B, S, E) -> (B, H, T, Y)."""
+        q = self.split(self.normed(self.q_norm, self.q_proj(h)))
+        k, v = self.memory_keys(states, Mask())
+        return ops.attend(scaled(q, self.query_scale), k, v, Mask())
+
     def compress(self, states: Tensor) -> Tensor:
         """(B, n·c, E) -> (B, n, E)."""
         if self.convolution is not None:
@@ -64,14 +90,34 @@ class CompressingAttention(Attention):
         return groups.mean(2) if self.function == "mean" else groups.amax(2)
 
 
+def reconstruction_error(
+    residual: Any, h: Tensor, old: Tensor, new: Tensor, real: Tensor | None
+) -> Tensor:
+    """How much attention loses by compression: the squared difference of what queries h (B, T, E)
+    read of old states (B, n·c, E) and of new ones (B, n, E), a sum over real queries (B, T), which
+    are all if None, and a mean over dimensions. Its gradient reaches `new` only. residual: the
+    sub-layer of the attention.
+    """
+    attention = residual.sublayer
+    constant = new.detach().requires_grad_()
+    with torch.enable_grad():
+        queries = residual.enter(h.detach())
+        difference = attention.read(queries, residual.enter(constant))
+        difference = difference - attention.read(queries, residual.enter(old.detach()))
+        errors = difference.square().mean((1, 3))
+        if real is not None:
+            errors = errors * real
+        (gradient,) = torch.autograd.grad(errors.sum(), constant)
+    return errors.sum().detach() + ((new - constant.detach()) * gradient).sum()
+
+
 class LayerMemory:
     """What the segments of a layer read of those before: the last inputs (B, N, E), and the
     compressed ones (B, M, E).
     """
 
     def __init__(self, x: Tensor, reach: int, settings: Compression) -> None:
-        self.recent = x[:, :0]
-        self.compressed = x[:, :0]
+        self.recent = self.compressed = x.detach()[:, :0]
         self.reach = reach
         self.settings = settings
 
@@ -79,22 +125,31 @@ class LayerMemory:
         """All states that a segment reads, and its own."""
         return torch.cat([self.compressed, self.recent, part], 1)
 
-    def add(self, part: Tensor, attention: Any) -> None:
+    def add(self, part: Tensor, attention: Any) -> tuple[Tensor, Tensor]:
         """The states of a segment enter the memory; as many as leave it are compressed, except a
-        rest that is too short, which stays.
+        rest that is too short, which stays. Returns those that left (B, n·c, E), and what they
+        became (B, n, E).
         """
         recent = torch.cat([self.recent, part.detach()], 1)
         leaving = max(0, recent.shape[1] - self.reach)
         leaving -= leaving % self.settings.rate
-        if leaving:
-            new = attention.compress(recent[:, :leaving])
-            kept = torch.cat([self.compressed, new], 1)
-            self.compressed = kept[:, max(0, kept.shape[1] - self.settings.memory) :]
         self.recent = recent[:, leaving:]
+        old = recent[:, :leaving]
+        if not leaving:
+            return old, old
+        new = attention.compress(old)
+        constant = new.detach() if self.settings.reconstructs else new
+        kept = torch.cat([self.compressed, constant], 1)
+        self.compressed = kept[:, max(0, kept.shape[1] - self.settings.memory) :]
+        return old, new
 
 
 class CompressiveStack(Stack):
-    """A stack that always reads segment after segment."""
+    """A stack that always reads segment after segment. errors: where L of each forward pass is
+    recorded, if it is.
+    """
+
+    errors: list[Tensor] | None = None
 
     def new_cache(self, kind: str, capacity: int, rollback: int) -> Cache:
         """See `Stack.new_cache`. The cache holds the inputs only."""
@@ -115,18 +170,30 @@ class CompressiveStack(Stack):
         rows = padding_last.move(mask.grid(x))
         settings = _settings(self.config)
         memories = [LayerMemory(rows, reach, settings) for _ in self.block_of_layer]
+        errors = [rows.new_zeros(())]
+        real = mask.real
+        if real is not None:
+            real = padding_last.move(real)
         outs = []
-        for part in rows.split(size, 1):
+        for start in range(0, rows.shape[1], size):
+            part = rows[:, start : start + size]
             seen = memories[0].context(part).shape[1] - part.shape[1]
             inputs = self.with_positions(part, Request(Mask(causal=True, offset=seen)))
             layers = self.layers(inputs, part.shape[1])
             for layer, number in enumerate(self.block_of_layer):
                 block: Any = self.blocks[number]
                 context = memories[layer].context(part)
-                memories[layer].add(part, block.self_attention.sublayer)
+                old, new = memories[layer].add(part, block.self_attention.sublayer)
+                if self.errors is not None and old.shape[1]:
+                    queries = None if real is None else real[:, start : start + size]
+                    error = reconstruction_error(block.self_attention, part, old, new, queries)
+                    errors.append(error)
                 part = self.run_block(block.attend_to, part, context, layers[layer])
                 part = self.states[layer](part)
             outs.append(part)
+        if self.errors is not None:
+            tokens = rows.shape[0] * rows.shape[1] if real is None else real.sum()
+            self.errors.append(torch.stack(errors).sum() / tokens)
         return mask.flat(padding_last.undo(self.final_norm(torch.cat(outs, 1))))
 
 
@@ -150,6 +217,19 @@ class CompressivePart(AttentionPart):
 
     def new_stack(self, config: CoreConfig) -> type[Stack]:
         return CompressiveStack
+
+    def penalty_weight(self, config: CoreConfig) -> float:
+        return 1.0 if _settings(config).reconstructs else 0.0
+
+    @contextmanager
+    def penalty(self, model: nn.Module) -> Iterator[Callable[[], Tensor]]:
+        """L."""
+        decoder: Any = model.decoder
+        decoder.errors = recorded = list[Tensor]()
+        try:
+            yield lambda: torch.stack(recorded).sum()
+        finally:
+            decoder.errors = None
 
     def terms(self, config: CoreConfig) -> list[str]:
         if _settings(config).function != "convolution":
