@@ -178,6 +178,23 @@ def test_what_trifold_does_not_have_is_answered(trifold, tmp_path, typed):
         check_parses(words)
 
 
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [("generate runs/demo hi", "trifold demo"), ("show runs/sst2", "trifold train sst2")],
+)
+def test_a_missing_run_names_the_recipe_that_makes_it(
+    trifold, tmp_path, monkeypatch, typed, command
+):
+    monkeypatch.chdir(tmp_path)
+    done = trifold(*typed.split())
+    answer = " ".join(done.err.split())
+    run = typed.split()[1]
+    assert (done.code, answer) == (1, f"error: {run}: no such run here; `{command}` makes it")
+    (tmp_path / f"{run}-2").mkdir(parents=True)
+    answer = " ".join(trifold(*typed.split()).err.split())
+    assert answer.endswith(f"makes it; did you mean '{run}-2'?")
+
+
 def commands_of(answer: str) -> list[list[str]]:
     """The words of the commands in an answer."""
     return list(

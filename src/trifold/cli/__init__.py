@@ -24,7 +24,7 @@ from typing import Annotated
 import typer
 
 import trifold
-from trifold.cli.hints import explain, explain_keys
+from trifold.cli.hints import explain, explain_keys, explain_run
 from trifold.cli.interruption import print_last_line, with_last_line
 from trifold.cli.panels import PanelCommand
 from trifold.cli.terminal import DISK_FULL, is_main_process, print_error, use_utf8
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except TrifoldError as error:
         if not isinstance(error, OtherRankError) or (is_main_process() and not error.reported):
-            print_error(explain_keys(error.message, arguments))
+            print_error(explain_keys(explain_run(error.message), arguments))
         return error.exit_code
     except typer.TyperException as error:
         if (answer := explain(error, arguments, list(COMMANDS))) is not None:

@@ -870,6 +870,21 @@ def _key_of(name: str) -> str | None:
     return key if key in groups else None
 
 
+def explain_run(message: str) -> str:
+    """A message with the command that makes a missing run, if it has the name of a recipe."""
+    from trifold.recipe import recipe_names
+
+    found = re.match(r"runs/([\w-]+): no such folder here", message)
+    if found is None or found[1] not in recipe_names():
+        return message
+    name = found[1]
+    command = f"trifold train {name}"
+    if name == "demo":
+        command = "trifold demo"
+    _, similar, other = message.partition("; did you mean ")
+    return f"runs/{name}: no such run here; `{command}` makes it{similar}{other}"
+
+
 def explain_keys(message: str, arguments: Sequence[str]) -> str:
     """A message with what other programs mean by the unknown keys in its lines. arguments: of the
     command line, whose recipe is that of the remedies.

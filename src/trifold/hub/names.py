@@ -94,12 +94,13 @@ def hub_id(folder: UntrustedPath) -> tuple[str, str] | None:
 
 def similar_folder(folder: Path, others: Iterable[str] = ()) -> str:
     """End of an error message about a missing folder: one beside it with a similar name, or one of
-    `others`, if any.
+    `others`, if any, which are no paths.
     """
-    beside = (path.name for path in folder.parent.glob("*") if path.is_dir() and path != folder)
-    hint = similar(folder.name, [*beside, *others])
+    beside = [path.name for path in folder.parent.glob("*") if path.is_dir() and path != folder]
     if folder.parent != Path():
+        hint = similar(folder.name, beside)
         return hint.replace("mean '", f"mean '{folder.parent.as_posix()}/")
+    hint = similar(folder.name, [*beside, *others])
     return hint or similar_folder(Path("runs", folder))  # where runs are by default
 
 
