@@ -120,10 +120,14 @@ MEANINGS = (
         "`trifold train classify data.train=reviews.csv`; `trifold recipes` lists others",
     ),
     Meaning(
-        "fill-mask fillmask fill mask unmask embed embedding embeddings encode-text search "
-        "similarity prediction predictions",
+        "fill-mask fillmask fill mask unmask embed embedding embeddings encode-text similarity "
+        "prediction predictions",
         'with the option --task: `trifold predict bert-base-uncased "Paris is the [MASK] of '
         'France." --task fill-mask`',
+    ),
+    Meaning(
+        "search index retrieve retrieval rag",
+        'to find texts by meaning: `trifold predict runs/demo "A dog runs." --corpus lines.txt`',
     ),
     Meaning(
         "models model presets preset families family architectures architecture zoo params "

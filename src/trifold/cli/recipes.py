@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from textwrap import shorten
 from typing import Annotated, Any, NamedTuple
@@ -106,17 +107,18 @@ def _group_of(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _find(recipes: list[Listed], word: str) -> Iterator[Listed]:
-    """The recipes of a group, or those that a word means or that have it in their lines. Raises
-    UsageError if there is none.
+    """The recipes of a group, or those that a word means or that have one in their lines which
+    begins with it. Raises UsageError if there is none.
     """
     from trifold.suggest import recipe_meant
 
     meant = recipe_meant(word)
+    begins_a_word = re.compile(rf"(?<!\w){re.escape(word)}", re.IGNORECASE)
     found = [recipe for recipe in recipes if word in (recipe.group, recipe.name)]
     found = found or [
         recipe
         for recipe in recipes
-        if recipe.name == meant or word.lower() in f"{recipe.name} {recipe.description}".lower()
+        if recipe.name == meant or begins_a_word.search(f"{recipe.name} {recipe.description}")
     ]
     if not found:
         raise UsageError(
