@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.command_line import run_command
 from tests.objectives.common import random_model
 from tests.recipes import GPT2
 from tests.train.runs import RecordingView
@@ -91,6 +92,70 @@ def test_the_loss_of_the_texts_is_that_of_each_next_token(here, tmp_path):
     assert float(terms["lm"].sum) == pytest.approx(expected, rel=1e-5)
     without, _ = prepare(here, tmp_path, task__lm_loss=0.0)
     assert without.objective.loss(model, batch).keys() == {"tokens"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_pairs_in_both_orders_add_their_states(here, tmp_path, bias):
+    """W (h1 + h2) + b, from the state of the last token of each order."""
+    data, _ = prepare(here, tmp_path, task__both_orders=True, model__classifier_bias=bias)
+    task = data.objective
+    model = random_model(data.config)
+    rows = np.array([1, 4])
+    assert data.valid.lengths.shape == (len(WORDS) ** 2, 2)
+    batch = task.batch(data.valid, rows)
+    head = model.heads["sequence"].out_proj
+    expected = []
+    for row in rows:
+        first, second = (data.bundle.valid.columns[name][row] for name in ("text", "pair"))
+        orders = [(first, second), (second, first)]
+        ids = [task.tokenizer.rows([one], [other])[0].ids for one, other in orders]
+        state = sum(model(Inputs(torch.tensor([tokens])))[0, -1] for tokens in ids)
+        expected.append(head.weight @ state + (head.bias if bias else 0))
+    logits = task.logits(model, batch)
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    term = task.loss(model, batch)["tokens"]
+    assert term.count == task.counts(batch)["tokens"] == 2
+    assert float(term.sum) == pytest.approx(
+        float(F.cross_entropy(torch.stack(expected), batch.labels, reduction="sum")), rel=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_a_model_of_both_orders_does_not_tell_them_apart(here, tmp_path):
+    scores = []
+    for both in (True, False):
+        folder = tmp_path / str(both)
+        train(
+            "gpt-classify",
+            out=folder,
+            view=RecordingView(),
+            **changes(here, task__both_orders=both),
+        )
+        loaded = trifold.load(folder)
+        texts, pairs = ["sun rain", "hail snow"], ["rain", "snow snow sun"]
+        scores.append([
+            [{label.label: label.score for label in row} for row in loaded.classify(*sides)]
+            for sides in ((texts, pairs), (pairs, texts))
+        ])  # fmt: skip
+    (one, other), (first, second) = scores
+    for row in range(2):
+        assert one[row] == pytest.approx(other[row], abs=1e-6)
+        assert first[row] != pytest.approx(second[row], abs=1e-6)
+    done = run_command("eval", str(tmp_path / "True"), "--json")
+    assert done.code == 0, done.err
+
+
+def test_both_orders_need_pairs_and_a_linear_layer(here, tmp_path):
+    (tmp_path / "single.tsv").write_text("text\tlabel\nsun\tx\nrain\ty\n", encoding="utf-8")
+    data = dict.fromkeys(("data__train", "data__valid"), str(tmp_path / "single.tsv"))
+    with pytest.raises(SettingsError, match=r"task\.both_orders: the rows have no second text"):
+        prepare(here, tmp_path, task__both_orders=True, **data)
+    with pytest.raises(SettingsError, match=r"task\.both_orders: adds states before a linear"):
+        load_recipe(
+            "gpt-classify",
+            changes(here, task__both_orders=True, model__classifier_transform="tanh"),
+        )
 
 
 @pytest.mark.parametrize(

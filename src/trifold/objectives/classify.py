@@ -12,6 +12,7 @@ scores             one label: accuracy, macro F1, F1 of two classes, Matthews; s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 
 from trifold.data import DataSettings, Rows, read_records
 from trifold.errors import DataError, SettingsError
-from trifold.nn import Transformer
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION, SINGLE
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
@@ -49,11 +50,12 @@ from trifold.objectives.labels import (
     write_whole_numbers,
 )
 from trifold.objectives.objective import BuildContext, TaskBundle
-from trifold.predict.classify import choose_labels, confidences
+from trifold.predict.classify import BOTH_ORDERS, add_orders, choose_labels, confidences
 from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
 from trifold.scores.correlation import CorrelationScore
 from trifold.settings import nearest
 from trifold.text.spans import Ids
+from trifold.text.tokenizer import NO_LIMITS
 
 # The last layer of the head.
 _WEIGHT = "heads.sequence.out_proj.weight"
@@ -82,6 +84,11 @@ class ClassifySettings(TextLossSettings):
     )
     r_drop: float = Field(0.0, ge=0, description="weight of the divergence of two passes (R-Drop)")
     lm_loss: float = LM_LOSS
+    both_orders: bool = Field(
+        False,
+        description="pairs: read in both orders, and add the two states before the last layer "
+        "(similarity in GPT's fine-tuning)",
+    )
     class_weights: Literal["balanced"] | dict[str, NonNegativeFloat] | None = Field(
         None,
         description="factors of the loss by label, by default 1; balanced: so that all labels "
@@ -104,6 +111,14 @@ class ClassifySettings(TextLossSettings):
         if not isinstance(weights, Mapping):
             return weights
         return {str(label): weight for label, weight in weights.items()}
+
+    def model_problem(self, config: ModelConfig) -> str | None:
+        if self.both_orders and config.classifier_transform is not None:
+            return (
+                "task.both_orders: adds states before a linear layer, and the head has another "
+                "layer (model.classifier_transform); remove one of them"
+            )
+        return super().model_problem(config)
 
     def usage(self, folder: Path) -> str:
         return super().usage(folder) + ' --pair "another text"' * self._reads_pairs
@@ -129,6 +144,13 @@ class ClassifySettings(TextLossSettings):
         tokenizer = context.load_or_train_tokenizer(lambda: [*train.columns["text"], *pairs])
         if pairs:
             report_bare_pairs(context, tokenizer)
+        elif self.both_orders:
+            raise SettingsError(
+                "task.both_orders: the rows have no second text; remove it, or set "
+                "data.columns.pair"
+            )
+        if self.both_orders:
+            tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), BOTH_ORDERS: True}
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
         objective = Classify(
@@ -165,6 +187,16 @@ class Scale(NamedTuple):
         mean = float(numbers.mean()) if has_bias else 0.0
         deviation = float(np.sqrt(((numbers - mean) ** 2).mean()))
         return cls(mean, deviation)
+
+
+@dataclass(frozen=True)
+class ExamplesInBothOrders(TextExamples):
+    """N pairs in the order of the columns, and then all of them with their texts swapped."""
+
+    @property
+    def lengths(self) -> Ids:
+        """(N, 2) tokens in each order, including special tokens."""
+        return self.texts.lengths.reshape(2, -1).T
 
 
 class Classify(LabelledObjective):
@@ -244,7 +276,11 @@ class Classify(LabelledObjective):
                 "model.classifier_input: eos, but a text has no </s>, because its tokenizer "
                 "appends none; set model.classifier_input=first or last"
             )
-        return TextExamples(*self.tokens_and_types(encoded), self._number_labels(rows))
+        labels = self._number_labels(rows)
+        if not self.settings.both_orders:
+            return TextExamples(*self.tokens_and_types(encoded), labels)
+        encoded += self.tokenizer.rows(pairs, texts, max_length=self.width)
+        return ExamplesInBothOrders(*self.tokens_and_types(encoded), labels)
 
     def _number_labels(self, rows: Rows) -> NDArray[Any]:
         if self.problem == REGRESSION:
@@ -289,7 +325,9 @@ class Classify(LabelledObjective):
         self, examples: TextExamples, rows: Ids, width: int | None = None, *, draw: int = 0
     ) -> Batch:
         labels = torch.from_numpy(examples.labels[rows])
-        return Batch(self.pack(examples, rows, width), labels, len(rows))
+        if self.settings.both_orders:
+            rows = np.concatenate([rows, rows + len(examples.labels)])
+        return Batch(self.pack(examples, rows, width), labels, len(labels))
 
     # --- loss, scores -----------------------------------------------------------------------------
 
@@ -304,7 +342,10 @@ class Classify(LabelledObjective):
         return self._logits(model, model(batch.inputs), batch)
 
     def _logits(self, model: Transformer, hidden: Tensor, batch: Batch) -> Tensor:
-        return model.apply_heads(hidden, batch.inputs, ["sequence"])["sequence"]
+        logits = model.apply_heads(hidden, batch.inputs, ["sequence"])["sequence"]
+        if not self.settings.both_orders:
+            return logits
+        return add_orders(model, *logits.chunk(2))
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         hidden = model(batch.inputs)

@@ -8,17 +8,20 @@ Next-sentence prediction has the classes yes and no: whether one text follows an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from trifold.errors import UsageError
-from trifold.nn import ModelConfig
+from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION
 from trifold.predict.model_reader import ModelReader
 from trifold.settings import nearest
 
+BOTH_ORDERS = "reads_both_orders"  # setting of a tokenizer: whether pairs are read in both orders
 # The least probability of a label: of each, or by label.
 Threshold: TypeAlias = float | Mapping[str, float]
 
@@ -38,7 +41,8 @@ def classify(
     top_k: int | None = 5,
     threshold: Threshold | None = None,
 ) -> list[list[Label]]:
-    """The `top_k` most probable classes of each input, best first; all classes if None.
+    """The `top_k` most probable classes of each input, best first; all classes if None. Pairs are
+    read in both orders if the model was trained so.
 
     threshold: see `apply_threshold`.
     """
@@ -48,7 +52,12 @@ def classify(
             raise UsageError("threshold: the model predicts a number, which has no probability")
         check_threshold(threshold, config.labels)
     predictions = []
-    for logits in reader.run(texts, pairs, reader.head("sequence")):
+    rows = reader.run(texts, pairs, reader.head("sequence"))
+    if pairs is not None and reader.required_tokenizer.settings.get(BOTH_ORDERS):
+        quiet = replace(reader, on_done=None, on_cut=None)  # each pair is reported once
+        swapped = quiet.run(pairs, texts, reader.head("sequence"))
+        rows = [*map(partial(add_orders, reader.model), rows, swapped)]
+    for logits in rows:
         scores = activate(logits, config)
         order = torch.argsort(scores, descending=True, stable=True).tolist()
         labels = [Label(config.labels[number], float(scores[number])) for number in order]
@@ -56,6 +65,19 @@ def classify(
             labels = apply_threshold(labels, threshold, several=config.problem_type == MULTI)
         predictions.append(labels[:top_k])
     return predictions
+
+
+def add_orders(model: Transformer, one: Tensor, other: Tensor) -> Tensor:
+    """The logits (…, C) of the sum of two states, from the logits of each.
+
+    W (h1 + h2) + b = (W h1 + b) + (W h2 + b) - b (Radford et al. 2018, section 3.3).
+    """
+    head: Any = model.heads["sequence"]
+    total = one + other
+    if head.out_proj.bias is None:
+        return total
+    bias: Tensor = head.out_proj.bias
+    return total - bias.to(total)
 
 
 def check_threshold(threshold: Threshold, labels: Sequence[str]) -> None:
