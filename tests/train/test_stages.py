@@ -180,7 +180,8 @@ def test_the_program_is_named_that_makes_the_data_of_a_first_stage(
     """Before anything is trained, and the program is there and says the same."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError) as error:
-        pretrain(load_recipe(name), tmp_path / "run", RecordingView(), None)
+        train(name, out=tmp_path / "run", view=RecordingView())
+    assert not (tmp_path / "run").exists()
     message = str(error.value)
     assert message.startswith(f"pretrain: {file} is not here; `python examples/{program} ")
     assert "pretrain=null" in message

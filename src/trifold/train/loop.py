@@ -43,7 +43,7 @@ from trifold.train.rejected import RejectedUpdate, spike_threshold
 from trifold.train.run_folder import PRETRAINED, RunFolder, explain_resource_errors, recipe_of_run
 from trifold.train.sharding import gather_on_first
 from trifold.train.signals import StopRequest, handle_signals
-from trifold.train.stages import pretrain
+from trifold.train.stages import check_made_files, pretrain
 from trifold.train.time_limit import recorded_steps, with_steps
 from trifold.train.trainer import Update
 from trifold.train.validate import Validator
@@ -94,6 +94,7 @@ def train(
         elif view is None:
             view = choose_view()
         if recipe.pretrain is not None:
+            check_made_files(recipe.pretrain)
             train_stage = partial(train, resume=resume, data_changed=data_changed, view=view)
             outcome, recipe = pretrain(recipe, path, view, train_stage)
             if not outcome.finished:

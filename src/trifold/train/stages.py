@@ -27,10 +27,9 @@ def pretrain(
     recipe: Recipe, out: Path, view: View, train: Callable[..., Outcome]
 ) -> tuple[Outcome, Recipe]:
     """Train the first stage of a recipe in `out`; its outcome, and the recipe of the second, which
-    starts from it. Raises SettingsError if the data of a stage is still to be made.
+    starts from it.
     """
     stage = recipe.pretrain or {}
-    _check_made_files(stage)
     kind = recipe.task.kind
     task: dict[str, str] = {}
     if "kind" not in stage.get("task", {}):  # by default, the texts of the task are masked
@@ -52,8 +51,10 @@ def pretrain(
     return train(first, out=out / PRETRAINED), second
 
 
-def _check_made_files(stage: Mapping[str, Any]) -> None:
-    """Raises SettingsError for a missing file that a program of the examples makes."""
+def check_made_files(stage: Mapping[str, Any]) -> None:
+    """Raises SettingsError if a first stage, or one before it, reads a missing file that a program
+    of the examples makes.
+    """
     for file in named_files(stage):
         if (program := program_for(file)) and not Path(file).exists():
             raise SettingsError(
