@@ -5,6 +5,7 @@ transformers.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from dataclasses import replace
 from itertools import accumulate
@@ -14,7 +15,7 @@ import pytest
 import torch
 from tests.command_line import run_command
 from tests.objectives.common import random_model
-from tests.recipes import ELECTRA, MASKS
+from tests.recipes import ELECTRA, MASKS, weather_text
 from torch.nn import functional as F
 
 from trifold.errors import SettingsError
@@ -24,6 +25,7 @@ from trifold.objectives.replaced import ReplacedSettings, ReplacedTokens, genera
 from trifold.recipe import load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.annotation import annotate
+from trifold.train import train
 from trifold.train.data import load_data
 from trifold.train.initial_weights import new_model
 from trifold.train.monitor import View
@@ -246,3 +248,20 @@ def test_ways_of_training_that_have_no_second_model_are_errors(run, tmp_path, ke
         changes = {"train.lora": {"rank": 2}, "start_from": str(run), "tokenizer.file": str(run)}
     with pytest.raises(SettingsError, match=f"{key}: not supported by task.kind: replaced"):
         new_model(data_of(run, tmp_path, **changes))
+
+
+@pytest.mark.slow
+def test_the_model_learns_to_find_replaced_tokens(tmp_path):
+    """In documents about one kind of weather, against a generator that learns, too."""
+    (tmp_path / "text.txt").write_text(weather_text(random.Random(5)), encoding="utf-8")
+    changes = {
+        "data.train": str(tmp_path / "text.txt"), "data.holdout": 0.2, "batch.tokens": 400,
+        "train.steps": 150, "train.validate_every": 150, "train.save_every": 150, "train.warmup": 4,
+        "train.learning_rate": 0.003, "train.schedule": "constant", "train.precision": "float32",
+    }  # fmt: skip
+    sizes = {
+        f"model.{key}": value for key, value in (ELECTRA | {"d_model": 32, "d_ff": 64}).items()
+    }
+    words = {f"tokenizer.{key}": value for key, value in MASKS.items()}
+    outcome = train("electra", out=tmp_path / "run", view=View(), **changes, **sizes, **words)
+    assert outcome.scores["auc"] > 70 and outcome.scores["f1"] > 30
