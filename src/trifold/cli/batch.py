@@ -70,8 +70,10 @@ def generate_batches(
     texts: Iterable[str],
     settings: dict[str, Any],
     batch_size: int | None = None,
+    remedy: str = "split the line",
 ) -> Iterator[tuple[str, list[Output]]]:
-    """Yield each text with its outputs, best first; a text without tokens has none.
+    """Yield each text with its outputs, best first; a text without tokens has none. remedy: for a
+    text that is too long.
 
     Prints how many texts are blank, unknown words, and how many outputs were cut off. Raises
     DataError with the line of a text that is too long.
@@ -88,7 +90,7 @@ def generate_batches(
     def generate(n_before: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
         places = [f"line {n_before + index + 1}" for index in indices]
         longest = pipeline.config.max_positions
-        check_lengths(pipeline, sources, places, longest, "split the line", **reading)
+        check_lengths(pipeline, sources, places, longest, remedy, **reading)
         unknown.extend(unknown_words(pipeline.reader, sources))
         holes.update(dict.fromkeys(unparsed_holes(pipeline, sources, parse_special)))
         generated = generate_outputs(pipeline, sources, settings, on_done=progress, first=n_before)

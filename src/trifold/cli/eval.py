@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,7 @@ from trifold.cli.options import (
 )
 from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.progress import time_progress, waiting_progress
+from trifold.cli.shots import choose_examples, fill_prompts, parse_prompt, prompt_options
 from trifold.cli.terminal import check_output, open_output, print_json, print_note
 from trifold.errors import CheckpointError, UsageError, check_utf8, plural
 from trifold.folders import named
@@ -65,6 +66,13 @@ FOR_PAIRS = {
     "lowercase": option(bool, "Ignore case.", "--lowercase/--cased", show_default="the recipe's"),
     "num_beams": option(int, "Beam search with N beams."),
     "out": option(Path, "Write the outputs to this file, one per line."),
+    "prompt": option(
+        str, "A decoder that learned no task: the text that a source is put into, in braces."
+    ),
+    "examples": option(
+        Path, "Pairs that stand before each prompt, in a file like the data.", metavar="FILE"
+    ),
+    "shots": option(int, "Of these the first N.", min=1, show_default="all"),
 }
 FOR_DOCUMENTS = {
     "documents": option(
@@ -89,6 +97,7 @@ EXAMPLES = (
     "trifold eval runs/multi30k-en-de --num-beams 5 --tokenize none",
     "trifold eval runs/multi30k-en-de test.en test.de --out ours.de",
     "trifold eval gpt2 novel.txt",
+    'trifold eval gpt2 test.tsv --prompt "{source} =>" --examples train.tsv --shots 5',
 )
 
 
@@ -207,6 +216,9 @@ def check(request: EvalRequest) -> DataKind:
     for file in request.data:
         check_utf8(file, "DATA")
     data_kind = data_kind_of(request)
+    for name, needed in (("examples", "prompt"), ("shots", "examples")):
+        if name in request.options and needed not in request.options:
+            raise UsageError(f"--{name} has no effect without --{needed}; add it")
     if request.folder is not None and not _learns_labels(request.recipe):
         raise UsageError(
             "--report is for labelled data, and this model does another task: leave it out"
@@ -244,6 +256,8 @@ def data_kind_of(request: EvalRequest) -> DataKind:
     """The data on which the task of the run is measured; for a model without a run, the default of
     its shape.
     """
+    if "prompt" in request.options:
+        return "pairs"
     if request.recipe is not None:
         return request.recipe.task.evaluated.data_kind
     from trifold.hub import read_config, resolve
@@ -337,21 +351,50 @@ def translate(request: EvalRequest, pairs: Rows) -> tuple[list[str], float]:
     """The outputs for the sources, and the seconds that they took."""
     pipeline = request.load()
     start = time.perf_counter()
-    beams = given(num_beams=request.options.get("num_beams"))
-    outputs_by_source = generate_batches(pipeline, pairs.sources, beams, request.batch_size)
+    options = given(num_beams=request.options.get("num_beams"))
+    sources = pairs.sources
+    if "prompt" in request.options:
+        sources = _fill_prompts(request, pipeline, sources)
+        options |= prompt_options()
+    remedy = "split the line"
+    if "examples" in request.options:
+        remedy = "give fewer examples (--shots)"
+    outputs_by_source = generate_batches(pipeline, sources, options, request.batch_size, remedy)
     outputs = [
         one_line(hypotheses[0].text) if hypotheses else "" for _, hypotheses in outputs_by_source
     ]
     return outputs, time.perf_counter() - start
 
 
-def read_test_pairs(request: EvalRequest) -> Rows:
-    """The pairs of the named files, or of a split of the run's data; prints their report."""
-    columns: dict[str, str | int] = {
+def _fill_prompts(request: EvalRequest, pipeline: Pipeline, sources: Sequence[str]) -> list[str]:
+    """The prompt of each source, after the examples that the options name. Raises UsageError for a
+    model that continues no text.
+    """
+    if pipeline.config.shape != "decoder":
+        raise UsageError(
+            f"--prompt: {request.model} is an {pipeline.config.shape}; only a decoder continues one"
+        )
+    examples = None
+    if "examples" in request.options:
+        file = str(request.options["examples"])
+        rows = _read_named_pairs(request._replace(data=[file]), _columns(request))
+        request.report(str(rows.report))
+        examples = choose_examples(rows, request.options.get("shots"))
+    return fill_prompts(parse_prompt(request.options["prompt"]), sources, examples)
+
+
+def _columns(request: EvalRequest) -> dict[str, str | int]:
+    """The columns of source and target among the options."""
+    return {
         name: _column(request.options[name])
         for name in ("source", "target")
         if name in request.options
     }
+
+
+def read_test_pairs(request: EvalRequest) -> Rows:
+    """The pairs of the named files, or of a split of the run's data; prints their report."""
+    columns = _columns(request)
     example = "test.en test.de"
     if request.data:
         with waiting_progress("reading the data"):
