@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from trifold.cli import eval as evaluation
 from trifold.cli.batch import load_pipeline
-from trifold.cli.eval import GROUPS, EvalRequest, find_recipe
+from trifold.cli.eval import FOR_PROMPTS, GROUPS, EvalRequest, find_recipe
 from trifold.cli.options import Device, Json, argument, given, value, with_options
 from trifold.cli.runs import describe_run
 from trifold.cli.terminal import print_json, print_note, print_table
@@ -35,7 +35,10 @@ UNDECIDED = "not decided by this data, because the interval contains 0"
 
 # Those of `trifold eval`, except that outputs are not written.
 OPTIONS = {
-    name: option for options, *_ in GROUPS for name, option in options.items() if name != "out"
+    name: option
+    for options, *_ in GROUPS
+    for name, option in options.items()
+    if name != "out" and name not in FOR_PROMPTS
 }
 
 

@@ -66,6 +66,8 @@ FOR_PAIRS = {
     "lowercase": option(bool, "Ignore case.", "--lowercase/--cased", show_default="the recipe's"),
     "num_beams": option(int, "Beam search with N beams."),
     "out": option(Path, "Write the outputs to this file, one per line."),
+}
+FOR_PROMPTS = {
     "prompt": option(
         str, "A decoder that learned no task: the text that a source is put into, in braces."
     ),
@@ -85,6 +87,7 @@ FOR_DOCUMENTS = {
 GROUPS: tuple[tuple[Mapping[str, Any], tuple[DataKind, ...], str], ...] = (
     (FOR_TABLES, ("pairs", "table"), "translations and classification"),
     (FOR_PAIRS, ("pairs",), "translations"),
+    (FOR_PROMPTS, ("pairs",), "prompts"),
     (FOR_DOCUMENTS, ("documents",), "raw text"),
 )
 # The tasks of labels, which --report is for.
@@ -94,23 +97,23 @@ BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pai
 
 EXAMPLES = (
     "trifold eval runs/demo",
-    "trifold eval runs/multi30k-en-de --num-beams 5 --tokenize none",
-    "trifold eval runs/multi30k-en-de test.en test.de --out ours.de",
+    "trifold eval runs/multi30k-en-de test.en test.de --num-beams 5 --out ours.de",
     "trifold eval gpt2 novel.txt",
-    'trifold eval gpt2 test.tsv --prompt "{source} =>" --examples train.tsv --shots 5',
+    'trifold eval gpt2 a.tsv --prompt "{source} =>" --examples b.tsv --shots 5',
 )
 
 
 PANELS = {
     FIRST: ("split", "folder", "json", "overwrite"),
     "Translations": tuple(FOR_PAIRS),
+    "Prompts": tuple(FOR_PROMPTS),
     "Columns and documents": (*FOR_TABLES, *FOR_DOCUMENTS),
     "Model and machine": ("tokenizer", "device", "dtype", "batch_size"),
 }
 
 
 @in_panels(PANELS)
-@with_options(FOR_TABLES | FOR_PAIRS | FOR_DOCUMENTS)
+@with_options(FOR_TABLES | FOR_PAIRS | FOR_PROMPTS | FOR_DOCUMENTS)
 def run(
     model: Model,
     data: Annotated[

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trifold.errors import UsageError, plural
-from trifold.text.prompts import Prompt
 
 if TYPE_CHECKING:
     from trifold.data import Rows
+    from trifold.text.prompts import Prompt
 
 AS_IT_IS = "{text}"  # the prompt of a text that is one already
 
 
 def parse_prompt(text: str) -> Prompt:
     """The prompt of the option, with one name in braces. Raises UsageError."""
+    from trifold.text.prompts import Prompt
+
     try:
         prompt = Prompt.parse(text)
     except ValueError as error:
