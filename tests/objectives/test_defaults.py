@@ -120,6 +120,19 @@ def test_a_recipe_that_names_a_model_keeps_the_fixed_defaults(write):
         assert (recipe.data.holdout, recipe.notes) == (0, [])
 
 
+@pytest.mark.parametrize("size", ["d_model", "n_layers"])
+def test_another_shape_of_a_task_with_one_size_has_defaults_for_the_others(size, tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("source\ttarget\n" + "a b c\tb c d\n" * 200, encoding="utf-8")
+    settings = [f"data.train={file}", "model.shape=decoder"]
+    usual = load_recipe("translate", settings)
+    recipe = load_recipe("translate", [*settings, f"model.{size}=16"])
+    assert recipe.data.holdout == usual.data.holdout != 0
+    assert recipe.train.steps == usual.train.steps
+    assert getattr(recipe.model, size) == 16
+    assert recipe.model.d_ff == 4 * recipe.model.d_model
+
+
 def test_a_run_keeps_its_values_when_the_data_changes(write, tmp_path):
     recipe = load_recipe(write(SENTENCE))
     (tmp_path / "recipe.yaml").write_text(recipe.resolved(), encoding="utf-8")

@@ -100,15 +100,15 @@ def complete_recorded(values: dict[str, Any]) -> None:
 
 
 def _is_open(model: Mapping[str, Any], objective: type[ObjectiveSettings]) -> bool:
-    """Whether a recipe leaves the model to its task: it sets neither preset nor shape, or only
-    another shape of the task than its usual one, and no size.
+    """Whether a recipe leaves the model to its task: it sets neither preset nor shape, or another
+    shape of the task than its usual one, and not all sizes.
     """
     if "preset" in model:
         return False
     if "shape" not in model:
         return True
     others = set(objective.shapes[1:])
-    return model["shape"] in others and not {"d_model", "n_layers"} & model.keys()
+    return model["shape"] in others and not model.keys() >= {*FIXED_SIZES}
 
 
 def _find_objective(groups: Mapping[str, Any]) -> type[ObjectiveSettings] | None:
