@@ -15,6 +15,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.recipe import load_recipe
 
 long_range, extrapolation = load("", "long_range"), load("", "extrapolation")
+long_decoders = load("", "long_decoders")
 
 
 @pytest.mark.parametrize("kind", long_range.KINDS)
@@ -29,6 +30,20 @@ def test_both_starts_have_the_same_number_of_updates(task: str, kind: str, tmp_p
         scratch.train.steps == 2 * second.train.steps
     )  # the stage before it takes the values of `second`
     assert second.pretrain is not None and "train" not in second.pretrain
+
+
+@pytest.mark.parametrize("kind", long_decoders.KINDS)
+def test_decoders_of_every_kind_differ_in_attention_and_positions_only(
+    kind: str, tmp_path: Path
+) -> None:
+    plain, other = (
+        load_recipe("causal", long_decoders.recipe(each, 512, 10, 1, tmp_path / "text.jsonl"))
+        for each in ("softmax", kind)
+    )
+    assert plain.train == other.train and plain.batch == other.batch
+    changed = {*long_decoders.KINDS[kind]}
+    same = {name for name, value in plain.model if value == getattr(other.model, name)}
+    assert {name for name, _ in plain.model} - same <= changed
 
 
 def test_documents_have_only_letters_and_at_least_1000_bytes() -> None:
