@@ -111,8 +111,8 @@ def _print_times(facts: dict[str, Any]) -> None:
 
 
 def _duration(*seconds: float) -> str:
-    """A time, or the first and the last of a range, in the unit of the first."""
-    size, unit = next((each for each in UNITS if seconds[0] >= each[0]), UNITS[-1])
+    """A time, or the first and the last of a range, in the unit of the last."""
+    size, unit = next((each for each in UNITS if seconds[-1] >= each[0]), UNITS[-1])
     return f"{'–'.join(f'{each / size:.3g}' for each in seconds)} {unit}"
 
 
