@@ -63,6 +63,7 @@ def test_soft_targets_of_classes_follow_their_formula(classifier):
     torch.testing.assert_close(class_target_loss(logits, targets, 2.0), expected)
 
 
+@pytest.mark.slow
 def test_student_of_a_translator_with_another_width_is_compared(trifold, run, tmp_path):
     arguments = ["--recipe", "minilm", "layers=1", "width=32", *FAST]
     done = trifold("distill", str(run), *arguments, "--out", str(tmp_path / "student"))

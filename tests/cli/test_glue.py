@@ -89,6 +89,7 @@ def test_every_task_has_a_recipe():
     assert [*TASKS] == [*TRAIN] and len(TASKS) == 9
 
 
+@pytest.mark.slow
 def test_the_total_is_the_mean_of_nine_means(trifold, glue):
     runs = glue / "runs"
     for name in TASKS:
