@@ -10,6 +10,7 @@ import torch
 from tests.predict.references import FAMILIES, TEXTS, both, close
 
 from trifold.errors import UsageError
+from trifold.predict.answer import Options, choose_answers
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -20,7 +21,9 @@ QUESTIONS = ["who played", "what is the école", "where"]
 def reference(
     pair, question, context, *, top_k=1, impossible=False, max_length=66, stride=33, max_answer=15
 ):
-    """The question-answering pipeline of transformers before version 5, from its remaining parts."""
+    """The question-answering pipeline of transformers before version 5, from its remaining parts,
+    except that a word is whole where a window cuts it.
+    """
     from transformers.pipelines.document_question_answering import select_starts_ends
 
     encoded = pair.tokenizer(
@@ -42,9 +45,19 @@ def reference(
             no_answer, top_k * 2 + 10, impossible, max_answer,
         )  # fmt: skip
         for first, last, score in zip(starts, ends, scores, strict=True):
-            words = (encoded[part].token_to_word(int(at)) for at in (first, last))
-            begin, end = (encoded[part].word_to_chars(word, sequence_index=1) for word in words)
-            spans.append((float(score), begin[0], end[1]))
+            begin, end = (encoded[part].token_to_word(int(at)) for at in (first, last))
+            chars = [
+                window.word_to_chars(word, sequence_index=1)
+                for word in (begin, end)
+                for window in encoded.encodings
+                if word
+                in {
+                    each
+                    for each, side in zip(window.word_ids, window.sequence_ids, strict=True)
+                    if side == 1
+                }
+            ]
+            spans.append((float(score), min(chars)[0], max(stop for _, stop in chars)))
     if impossible:
         spans.append((no_answer, 0, 0))
     best = {}
@@ -92,9 +105,32 @@ def test_the_best_answer_has_the_highest_score_of_all_spans(tmp_path):
 def test_answers_are_whole_words(tmp_path):
     pair = both(tmp_path, "bert", "ForQuestionAnswering")
     for got in pair.ours.answer(QUESTIONS[0], CONTEXT, top_k=9, max_length=50, stride=10):
-        before, after = CONTEXT[: got.start][-1:], CONTEXT[got.end :][:1]
-        assert not (before.isalnum() and got.text[0].isascii() and got.text[0].isalnum()), got
-        assert not (after.isalnum() and got.text[-1].isascii() and got.text[-1].isalnum()), got
+        check_whole_words(got)
+
+
+def check_whole_words(answer):
+    before, after = CONTEXT[: answer.start][-1:], CONTEXT[answer.end :][:1]
+    first, last = answer.text[0], answer.text[-1]
+    assert not (before.isalnum() and first.isascii() and first.isalnum()), answer
+    assert not (after.isalnum() and last.isascii() and last.isalnum()), answer
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_word_that_a_window_cuts_is_whole(tmp_path, at):
+    """The best answer is the first token of the context in a window, or the last one."""
+    tokenizer = both(tmp_path, "bert", "ForQuestionAnswering").ours.tokenizer
+    cut = 0
+    for longest in range(30, 60):
+        parts = tokenizer.windows(QUESTIONS[0], CONTEXT, max_length=longest, stride=10)
+        for number, part in enumerate(parts):
+            logits = [torch.zeros(len(each.ids), 2) for each in parts]
+            token = [n for n, side in enumerate(part.texts) if side == 1][at]
+            logits[number][token] = 20
+            options = Options(1, 15, impossible=False)
+            [got] = choose_answers(parts, iter(logits), CONTEXT, tokenizer.cls_id, options)
+            check_whole_words(got)
+            cut += (got.start, got.end) != part.offsets[token]
+    assert cut > 5
 
 
 def test_a_question_that_leaves_no_space_for_the_context_is_an_error(tmp_path):

@@ -5,7 +5,7 @@ question + a window of the context -> start and end logits -> P(start) · P(end)
 A long context is read in overlapping windows; the best spans of all windows are the answers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -146,10 +146,11 @@ def choose_answers(
     """
     spans: list[Answer] = []
     no_answer = 1.0
+    bounds = word_bounds(parts)
     # `parts` comes first: `zip` stops at its end before it takes logits of the next context.
     for part, logits_of_part in zip(parts, logits, strict=False):
         spans_of_part, no_answer_in_part = _spans(
-            part, logits_of_part[: len(part.ids)], context, cls_id, options
+            part, logits_of_part[: len(part.ids)], bounds, context, cls_id, options
         )
         spans += spans_of_part
         no_answer = min(no_answer, no_answer_in_part)
@@ -169,7 +170,12 @@ def is_visible(part: Encoded, cls_id: int | None) -> list[bool]:
 
 
 def _spans(
-    part: Encoded, logits: Tensor, context: str, cls_id: int | None, options: Options
+    part: Encoded,
+    logits: Tensor,
+    bounds: Mapping[int, tuple[int, int]],
+    context: str,
+    cls_id: int | None,
+    options: Options,
 ) -> tuple[list[Answer], float]:
     """Answers in one window, and the probability that it has no answer; logits (T, 2).
 
@@ -186,17 +192,31 @@ def _spans(
     for score, cell in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         if score > 0:
             first, last = divmod(cell, len(part.ids))
-            begin, finish = _whole_words(part, first, last)
+            begin, finish = _whole_words(part, bounds, first, last)
             answers.append(Answer(context[begin:finish], score, begin, finish))
     return answers, float(start[0] * end[0])
 
 
-def _whole_words(part: Encoded, first: int, last: int) -> tuple[int, int]:
+def word_bounds(parts: Sequence[Encoded]) -> dict[int, tuple[int, int]]:
+    """The characters of each word of the context. A window may end inside a word, whose other
+    tokens are in the next one.
+    """
+    bounds: dict[int, tuple[int, int]] = {}
+    for part in parts:
+        for side, word, (begin, finish) in zip(part.texts, part.words, part.offsets, strict=True):
+            if side == 1 and word is not None:
+                first, last = bounds.get(word, (begin, finish))
+                bounds[word] = min(first, begin), max(last, finish)
+    return bounds
+
+
+def _whole_words(
+    part: Encoded, bounds: Mapping[int, tuple[int, int]], first: int, last: int
+) -> tuple[int, int]:
     """The characters of the words of the tokens `first` to `last`; of the tokens themselves if they
     have no words.
     """
-    ends = part.words[first], part.words[last]
-    if None in ends:
+    begins, ends = part.words[first], part.words[last]
+    if begins is None or ends is None:
         return part.offsets[first][0], part.offsets[last][1]
-    inside = [n for n, side in enumerate(part.texts) if side == 1 and part.words[n] in ends]
-    return part.offsets[inside[0]][0], part.offsets[inside[-1]][1]
+    return bounds[begins][0], bounds[ends][1]
