@@ -113,7 +113,7 @@ def updates_in(minutes: float, recipe: Callable[[int, int], trifold.Recipe]) -> 
         lines = metrics(Path(folder))
     times = {line["step"]: line["seconds"] for line in lines if "train/tokens_per_second" in line}
     first, *_, last = times  # the first updates compile
-    return int(60 * minutes * (last - first) / (times[last] - times[first]))
+    return max(1, int(60 * minutes * (last - first) / (times[last] - times[first])))
 
 
 def mean_speed(run: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -364,6 +365,36 @@ def test_translators_end_with_a_table_and_pictures(few_pairs, tmp_path, monkeypa
     printed = capsys.readouterr().out
     assert all(printed.count(f"\n{name}") == 2 for name in names)
     assert {path.name for path in tmp_path.glob("*.png")} == {"GRU-additive.png", "lengths.png"}
+
+
+def test_updates_fit_into_the_minutes(monkeypatch):
+    """After the first 20 updates, which compile, 40 took 10 seconds: two minutes have 480."""
+    import words
+
+    lines = [
+        {"step": 20, "seconds": 30.0, "train/tokens_per_second": 1.0},
+        {"step": 40, "seconds": 35.0, "train/tokens_per_second": 1.0},
+        {"step": 60, "seconds": 40.0, "train/tokens_per_second": 1.0},
+        {"step": 60, "valid/loss": 1.0},
+    ]
+
+    def train(recipe, out):
+        assert recipe == (words.TIMED, 1)
+        Path(out, "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+
+    monkeypatch.setattr(words.trifold, "train", train)
+    assert words.updates_in(2, lambda steps, validations: (steps, validations)) == 480
+
+
+@pytest.mark.slow
+def test_minutes_end_a_training(few_pairs, tmp_path, monkeypatch, capsys):
+    """By the option that the page names; a few updates are timed first."""
+    import next_words
+
+    arguments = ["next_words.py", "--minutes", "0.001", "--only", "RNN", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    next_words.main()
+    assert capsys.readouterr().out.count("\nRNN") == 2
 
 
 def test_sentences_are_joined_and_sorted_by_length():

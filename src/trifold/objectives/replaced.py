@@ -225,14 +225,10 @@ class ReplacedTokens(MaskedLM):
         et al. 2020, section 2), in nats. states (N, E): the last ones of the generator, if they are
         known.
         """
-        generator = _generator(model)
-        if states is None:
-            states = generator(batch.inputs)[0]
-        inputs, replaced = self.fill_in(generator, states, batch)
-        logits = self.logits(model, inputs)
+        states, logits, replaced = self._detect(model, batch, states)
         total = F.binary_cross_entropy_with_logits(logits, replaced.to(logits), reduction="sum")
         detection = LossTerm(total, len(replaced), self.settings.weight)
-        return super().loss(generator, batch, states) | {"replaced": detection}
+        return super().loss(_generator(model), batch, states) | {"replaced": detection}
 
     def measure(
         self, model: Transformer, batch: Any, states: Tensor | None = None
@@ -241,11 +237,7 @@ class ReplacedTokens(MaskedLM):
         found ones, and found ones that are replaced; and of each token its logit, and whether it is
         replaced.
         """
-        generator = _generator(model)
-        if states is None:
-            states = generator(batch.inputs)[0]
-        inputs, replaced = self.fill_in(generator, states, batch)
-        logits = self.logits(model, inputs)
+        states, logits, replaced = self._detect(model, batch, states)
         found = logits > 0
         statistics = {
             "read": len(found),
@@ -256,7 +248,19 @@ class ReplacedTokens(MaskedLM):
             "logits": [logits.cpu().numpy()],
             "labels": [replaced.cpu().numpy()],
         }
-        return super().measure(generator, batch, states) | statistics
+        return super().measure(_generator(model), batch, states) | statistics
+
+    def _detect(
+        self, model: Transformer, batch: ReplacedBatch, states: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The last states (N, E) of the generator, and of each token of the filled-in text its
+        logit (n,) and whether it is replaced (n,).
+        """
+        generator = _generator(model)
+        if states is None:
+            states = generator(batch.inputs)[0]
+        inputs, replaced = self.fill_in(generator, states, batch)
+        return states, self.logits(model, inputs), replaced
 
     def scores_of_sums(self, sums: Mapping[str, Any]) -> dict[str, float]:
         shares = {
