@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from trifold.batches import BatchSettings
 from trifold.generate import GenerationConfig
 from trifold.nn import Inputs, ModelConfig
+from trifold.nn.parts import AttentionPart, part_of
 from trifold.objectives.causal import Causal, CausalSettings, chunk_documents
 from trifold.ragged import Ragged
 from trifold.recipe import load_recipe
@@ -254,6 +255,36 @@ def test_packed_gradients_equal_those_of_single_chunks(tokenizer, model, dtype):
         torch.cat([p.grad.float().flatten() for p in m.parameters()]) for m in (packed, plain)
     )
     assert (ours - theirs).norm() <= (1e-5 if dtype is torch.float32 else 0.1) * theirs.norm()
+
+
+ADAPTIVE = {"positions": "rotary", "adaptive_span": {"size": 4, "penalty": 0.1}}
+COMPRESSED = {
+    "positions": "none",
+    "recurrence": {"size": 2, "reach": 2},
+    "compression": {"rate": 2, "memory": 2},
+}
+
+
+@pytest.mark.parametrize(("keys", "weight"), [(ADAPTIVE, 0.1), (COMPRESSED, 1.0)])
+def test_the_penalty_of_an_attention_is_a_loss_term(tokenizer, model, keys, weight):
+    """Weighted by the tokens of the batch, beside the loss of the tokens, which it does not
+    change.
+    """
+    config = ModelConfig.parse(model.config.model_dump(exclude_defaults=True) | keys)
+    penalized = random_model(config)
+    objective = Causal(CausalSettings(), tokenizer, WIDTH, penalty=weight)
+    examples = objective.examples(objective.encode(TEXTS))
+    batch = objective.batch(examples, np.arange(len(examples)))
+    terms = objective.loss(penalized, batch)
+    with part_of(AttentionPart, config).penalty(penalized) as penalty:
+        penalized(batch.inputs)
+    term = terms["penalty"]
+    assert (term.sum / term.count).item() == pytest.approx(penalty().item(), rel=1e-5)
+    assert (term.count, term.weight) == (batch.tokens, weight) and penalty().item() > 0
+    assert objective.counts(batch)["penalty"] == batch.tokens
+    alone = make_objective(tokenizer).loss(penalized, batch)
+    assert alone.keys() == {"tokens"}
+    assert torch.equal(alone["tokens"].sum, terms["tokens"].sum)
 
 
 # --- scores ---------------------------------------------------------------------------------------
