@@ -536,12 +536,12 @@ def test_a_compared_model_with_fewer_layers_and_heads_is_not_drawn_in_their_plac
     open_live(tab, sessions, "kind=encoder&layer=1&head=0", models=models)
     second = tab.locator("section", has_text="two:")
     second.get_by_text("two has 1 layer.").wait_for()
-    assert second.locator("svg.figure").count() == 0
+    second.locator("svg.figure").wait_for(state="detached")
     tab.keyboard.press("ArrowUp")
     second.locator("svg.figure").wait_for()
     tab.keyboard.press("ArrowLeft")
     second.get_by_text("two has 2 heads.").wait_for()
-    assert second.locator("svg.figure").count() == 0
+    second.locator("svg.figure").wait_for(state="detached")
     tab.get_by_role("button", name="average of layers").click()
     second.locator("svg.figure").wait_for()
     mean = read_attention(other.pipeline, TEXT).patterns["encoder"][0].mean(0)
