@@ -36,10 +36,13 @@ TYPES = ("float32", "bfloat16")  # in which a kernel must run, unless PRECISIONS
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
-    "CompiledDecoder.run": (*TYPES, "int8", "int8 matmul"),
+    "CompiledDecoder.run": tuple(
+        f"{each}{by}" for each in (*TYPES, "int8") for by in ("", " by a library")
+    ),
     "_LinearCrossEntropy.backward": ("float32",),  # the gradient of a loss
     "MATMUL": (*TYPES, "int8"),
     "NORM": ("float32",),
+    "ROUND": ("bfloat16",),
 }
 # Kernels without a partner.
 MORE = ("sparse_attend", "packed_attention", "fused_attention", "concatenated_linears")
@@ -145,7 +148,7 @@ def _instructions() -> tuple[list[Site], list[str]]:
             COUNTS.update(f"opcode.{name} {types[each].lower()}" for each in own["dtype"])
             if name == "NORM":
                 COUNTS.update(f"norm.{groups['LAYER_NORM'][each]}" for each in own["norm"])
-            if name in ("MATMUL", "DEQUANTIZE"):
+            if name in ("MATMUL", "DEQUANTIZE", "FINISH"):
                 COUNTS.update(f"activation.{groups['NONE'][each]}" for each in own["activation"])
                 COUNTS.update(f"mode.{groups['SET'][each]}" for each in own["mode"])
         execute(program)
@@ -188,8 +191,9 @@ def _precision(kernel: str, args: tuple[Any, ...]) -> str:
 
     if kernel.endswith("CompiledDecoder.run"):
         decoder = args[0]
-        if decoder.int8_matmul:
-            return "int8 matmul"
+        weights = [matmul.weight for matmuls in decoder.matmuls for matmul in matmuls]
+        if weights:
+            return f"{_precision('', tuple(weights))} by a library"
         from trifold.fast.instruction import MATMUL
 
         program = decoder.program

@@ -6,7 +6,7 @@ the new token. The translation follows Block.forward and ParallelBlock.forward, 
 out.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from trifold.fast import instruction as ins
 from trifold.fast.beam_index import current_index
+from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.layers import linear
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -41,17 +43,34 @@ def sublayers(block: Any) -> list[Any]:
     return [getattr(block, name) for name in names if getattr(block, name, None) is not None]
 
 
+class Matmul(NamedTuple):
+    """A matmul of a library: x (R, K) and weight (N, K) of one type.
+
+    finish: the instruction that reads its result.
+    """
+
+    finish: int
+    x: Tensor
+    weight: Weight
+
+    def execute(self, rows: int) -> Tensor:
+        """The products (R, N) of the first `rows` of x; of int8 their int32 sums."""
+        if isinstance(self.weight, Int8Weight):
+            return torch._int_mm(self.x[:rows], self.weight.values.t())
+        return linear(self.x[:rows], self.weight)
+
+
 class CompiledDecoder:
     """The instructions of one stack, their buffers for at most `max_rows` rows, and the tensors
     they read.
 
-    int8_matmul: quantize the activations and multiply by torch._int_mm between the instructions;
+    uses_library: a library multiplies between the instructions, which is faster for many rows;
     otherwise matmuls are instructions too.
     """
 
-    def __init__(self, stack: Any, like: Tensor, max_rows: int, *, int8_matmul: bool) -> None:
+    def __init__(self, stack: Any, like: Tensor, max_rows: int, *, uses_library: bool) -> None:
         self.max_rows = max_rows
-        self.int8_matmul = int8_matmul
+        self.uses_library = uses_library
         self.modules = list(stack.modules())
         self.hook_points = [module for module in self.modules if isinstance(module, Hookable)]
         self.windows = np.array(
@@ -61,11 +80,11 @@ class CompiledDecoder:
         self.buffers: dict[tuple[str, int], Tensor] = {}
         self.fields: list[dict[str, Field]] = []  # of each instruction; keeps its tensors alive
         self.alive: list[Tensor] = []  # tensors of the current step
-        # Calls of torch._int_mm: the number of the instruction after them, and their operands x (R,
-        # K), weight (K, N) and output (R, N) int32.
-        self.int8_matmuls: list[tuple[int, list[tuple[Tensor, Tensor, Tensor]]]] = []
-        # The last x that was quantized, its int8 copy and scales.
-        self.quantized: tuple[Tensor, Tensor, Tensor] | None = None
+        # The matmuls of the library that are executed together, before the instruction that
+        # finishes the first of them.
+        self.matmuls: list[list[Matmul]] = []
+        # The last x that was converted, its copy in the type of the weights, and its scales.
+        self.converted: tuple[Tensor, Tensor, Tensor | None] | None = None
         self.x, self.normed, self.exit = (
             self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit")
         )
@@ -100,8 +119,8 @@ class CompiledDecoder:
 
     def _add(self, out: Tensor, **fields: Field) -> None:
         """Append an instruction."""
-        if self.quantized is not None and self.quantized[0] is out:
-            self.quantized = None
+        if self.converted is not None and self.converted[0] is out:
+            self.converted = None
         self.fields.append({"waits": 1, "out": out, **fields})
 
     def _add_norm(
@@ -134,37 +153,49 @@ class CompiledDecoder:
         code = ins.ACTIVATIONS[activation]
         fields: dict[str, Field] = {"activation": code, "mode": mode, "waits": waits}
         fields["bias"] = _float(layer.bias)
-        if self.int8_matmul:
-            self._add_int8_matmul(layer.weight, x, out, fields)
+        if self.uses_library:
+            self._add_library_matmul(layer.weight, x, out, fields)
         else:
             self._add(out, **matmul_fields(layer.weight), x=x, **fields)
         return out
 
-    def _add_int8_matmul(
-        self, weight: Any, x: Tensor, out: Tensor, fields: dict[str, Field]
+    def _add_library_matmul(
+        self, weight: Weight, x: Tensor, out: Tensor, fields: dict[str, Field]
     ) -> None:
-        """Quantize x unless it already is, multiply by torch._int_mm, and dequantize.
+        """Multiply by the library, and finish its result.
 
         A matmul that does not wait runs together with the one before it.
         """
-        outputs, inputs = weight.shape
-        if self.quantized is None or self.quantized[0] is not x:
-            x_int8 = self._buffer("int8", inputs, torch.int8)
-            scales = self._buffer(f"scales {len(self.int8_matmuls)}", 1)
-            self._add(
-                x_int8, opcode=ins.QUANTIZE, dtype=ins.FLOAT32, inputs=inputs, x=x, scales=scales
-            )
-            self.quantized = x, x_int8, scales
-        _, x_int8, scales = self.quantized
+        x, scales = self._convert(x, weight)
         if fields["waits"]:
-            self.int8_matmuls.append((len(self.fields), []))
-        # Results overwrite their sums, unless they are combined with the current output.
-        in_place = fields["mode"] == ins.SET
-        sums = out.view(torch.int32) if in_place else self._buffer("sums", outputs, torch.int32)
-        self.int8_matmuls[-1][1].append((x_int8, weight.values.t(), sums))
-        fields |= {"dtype": ins.FLOAT32, "outputs": outputs}
-        fields |= {"x": sums, "weight": scales, "scales": weight.scales}
-        self._add(out, opcode=ins.DEQUANTIZE, **fields)
+            self.matmuls.append([])
+        self.matmuls[-1].append(Matmul(len(self.fields), x, weight))
+        fields |= {"outputs": weight.shape[0]}
+        if isinstance(weight, Int8Weight):
+            fields |= {"opcode": ins.DEQUANTIZE, "dtype": ins.FLOAT32}
+            fields |= {"weight": scales, "scales": weight.scales}
+        else:
+            fields |= {"opcode": ins.FINISH, "dtype": DTYPES[weight.dtype]}
+        self._add(out, **fields)
+
+    def _convert(self, x: Tensor, weight: Weight) -> tuple[Tensor, Tensor | None]:
+        """x in the type of a weight, unless it already is converted, and the scales of int8."""
+        if weight.dtype is torch.float32 and not isinstance(weight, Int8Weight):
+            return x, None
+        if self.converted is not None and self.converted[0] is x:
+            return self.converted[1:]
+        width = x.shape[1]
+        scales = None
+        if isinstance(weight, Int8Weight):
+            copy = self._buffer("int8", width, torch.int8)
+            scales = self._buffer(f"scales {len(self.matmuls)}", 1)
+            fields: dict[str, Field] = {"opcode": ins.QUANTIZE, "dtype": ins.FLOAT32}
+        else:
+            copy = self._buffer("bf16", width, torch.bfloat16)
+            fields = {"opcode": ins.ROUND, "dtype": ins.BFLOAT16}
+        self._add(copy, **fields, inputs=width, x=x, scales=scales)
+        self.converted = x, copy, scales
+        return copy, scales
 
     def _add_block(self, block: Any) -> None:
         parts = sublayers(block)
@@ -326,12 +357,15 @@ class CompiledDecoder:
             self.program[index]["beams"] = rows // shared
 
     def _execute(self, rows: int) -> None:
-        """All instructions, and the matmuls of torch between them."""
+        """All instructions, and the matmuls of the library between them."""
         start = 0
-        for stop, matmuls in self.int8_matmuls:
+        for matmuls in self.matmuls:
+            stop = matmuls[0].finish
             execute(self.program[start:stop])
-            for x_int8, weight, sums in matmuls:
-                torch._int_mm(x_int8[:rows], weight, out=sums[:rows])
+            # Kept until the next instructions have read them.
+            products = [matmul.execute(rows) for matmul in matmuls]
+            for matmul, product in zip(matmuls, products, strict=True):
+                self.program["x"][matmul.finish] = product.data_ptr()
             start = stop
         execute(self.program[start:])
 

@@ -1,10 +1,10 @@
 """The compiled decoding step: one more token for every row; replaces `nn.ops.decoding_step`.
 
 The stack is translated into instructions once per cache (compiled_decoder.py) and executed by
-interpreter.py. The plain step runs for everything that is not supported: more than FEW_ROWS rows,
-unless all weights are int8; gradients; windows over padded rows; masks with other rules; unknown
-blocks and modules; hooks; and stacks with fewer than MIN_WEIGHTS weights, for which the compilation
-takes longer than it saves.
+interpreter.py; a library multiplies more than FEW_ROWS rows. The plain step runs for everything
+that is not supported: weights of another type than the states of many rows; gradients; windows over
+padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with fewer than
+MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from trifold.fast import compiled_interpreter, is_eager_cpu
+from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
@@ -100,7 +100,7 @@ def _translate(stack: Stack, x: Tensor, cache: Cache) -> CompiledDecoder | None:
     numbers = range(FEW_ROWS + 1, rows + 1) if has_many_rows else range(1, FEW_ROWS + 1)
     decoder = None
     if is_supported(stack, cache, x):
-        decoder = CompiledDecoder(stack, x, numbers[-1], int8_matmul=has_many_rows)
+        decoder = CompiledDecoder(stack, x, numbers[-1], uses_library=has_many_rows)
     _translations[cache] = Translation(ref(stack), numbers, decoder)
     return decoder
 
@@ -124,7 +124,7 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     return (
         _has_known_wiring(stack)
         and _are_supported_weights(weights)
-        and (x.shape[0] <= FEW_ROWS or _multiply_as_int8(weights, x))
+        and (x.shape[0] <= FEW_ROWS or _library_multiplies(weights, x))
         and all(_has_instructions(module) for module in _modules(stack))
         and _stores_readable_keys(cache)
         and compiled_interpreter() is not None
@@ -144,10 +144,16 @@ def _are_supported_weights(weights: list[Any]) -> bool:
     return count >= MIN_WEIGHTS and all(is_readable(weight) for weight in weights)
 
 
-def _multiply_as_int8(weights: list[Any], x: Tensor) -> bool:
-    """Whether all matmuls of many rows are exact in int8."""
-    is_int8 = all(isinstance(weight, Int8Weight) for weight in weights)
-    return is_int8 and x.dtype is torch.bfloat16 and int_mm_is_exact()
+def _library_multiplies(weights: list[Any], x: Tensor) -> bool:
+    """Whether a library multiplies many rows in the type of the weights: as x and all of them, or
+    exactly in int8.
+    """
+    if is_autocast(x):
+        return False
+    if any(isinstance(weight, Int8Weight) for weight in weights):
+        is_int8 = all(isinstance(weight, Int8Weight) for weight in weights)
+        return is_int8 and x.dtype is torch.bfloat16 and int_mm_is_exact()
+    return all(weight.dtype is x.dtype for weight in weights)
 
 
 def _modules(stack: Stack) -> Iterator[nn.Module]:

@@ -1,13 +1,14 @@
 """The format of the instructions that interpreter.py executes.
 
-An instruction is one operation of a decoding step: a norm, a matmul, attention, or the conversion
-to or from int8. It consists of tasks, which the threads share. Arrays are given by address, 0 for
-an absent one; the caller keeps them alive. Strides count elements, not bytes.
+An instruction is one operation of a decoding step: a norm, a matmul, attention, or what is done
+before and after a matmul of a library. It consists of tasks, which the threads share. Arrays are
+given by address, 0 for an absent one; the caller keeps them alive. Strides count elements, not
+bytes.
 """
 
 import numpy as np
 
-NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE = range(5)
+NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 ITEM_BYTES = (4, 2, 1)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`

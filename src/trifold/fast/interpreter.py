@@ -18,6 +18,8 @@ from numba import carray, cfunc, types
 
 from trifold.fast.instruction import (
     ATTENTION,
+    DEQUANTIZE,
+    FINISH,
     FLOAT32,
     INSTRUCTION,
     MATMUL,
@@ -37,10 +39,12 @@ from trifold.fast.loops import Array, inline
 from trifold.fast.step_attention import attention
 from trifold.fast.step_linear import (
     dequantize_row,
+    finish_row,
     matmul,
     norm,
     prefetch,
     quantize_row,
+    round_row,
     weight_address,
 )
 
@@ -81,8 +85,12 @@ def _run_units(op: Any, units: range) -> None:
             norm(op, row)
         elif op.opcode == QUANTIZE:
             quantize_row(op, row)
-        else:
+        elif op.opcode == DEQUANTIZE:
             dequantize_row(op, row)
+        elif op.opcode == FINISH:
+            finish_row(op, row)
+        else:
+            round_row(op, row)
 
 
 @inline

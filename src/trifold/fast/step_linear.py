@@ -1,4 +1,5 @@
-"""Operations of a decoding step other than attention: norm, matmul, quantize, dequantize.
+"""Operations of a decoding step other than attention: norm, matmul, and what is done before and
+after a matmul of a library.
 
 Each function computes one task or row of an instruction. Activations are fp32. Weights are fp32,
 bf16, or int8 with one scale per row.
@@ -226,7 +227,7 @@ def matmul(op: Any, task: int) -> None:
         _finish(result[r], op, first, out[r, first:last])
 
 
-# --- int8 matmul ----------------------------------------------------------------------------------
+# --- before and after a matmul of a library -------------------------------------------------------
 
 
 @subroutine
@@ -258,6 +259,32 @@ def dequantize_row(op: Any, row: int) -> None:
     else:
         _finish(result, op, 0, result)
         store(result, bfloat16_at(op.out + 2 * row * width, width))
+
+
+@subroutine
+def round_row(op: Any, row: int) -> None:
+    """A row of x (R, K) -> out (R, K) bf16."""
+    width = op.inputs
+    store(float32_at(op.x + 4 * row * width, width), bfloat16_at(op.out + 2 * row * width, width))
+
+
+@subroutine
+def finish_row(op: Any, row: int) -> None:
+    """A row of the product x (R, N), with bias and activation, -> out (R, N) fp32."""
+    width = op.outputs
+    result = np.empty(width, F)
+    if op.dtype == FLOAT32:
+        _load(float32_at(op.x + 4 * row * width, width), result)
+    else:
+        _load(bfloat16_at(op.x + 2 * row * width, width), result)
+    _finish(result, op, 0, float32_at(op.out + 4 * row * width, width))
+
+
+@subroutine
+def _load(x: Array, out: Array) -> None:
+    """out (n,) = x in fp32."""
+    for j in range(x.shape[0]):
+        out[j] = to_float(x[j])
 
 
 @subroutine
