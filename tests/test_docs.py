@@ -9,6 +9,7 @@ but their targets exist. Long training is shortened by the table below."""
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from tests.faults.groups import ranked
 
 from trifold.cli import COMMANDS, main
 from trifold.cli.show import find_subject
@@ -41,10 +43,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
 
+RANKED = re.compile(r"torchrun --nproc-per-node (\d) (?:--max-restarts \d )?-m trifold ")
 # Start of a command -> arguments that make it fast.
 SMALL = "model.d_model=32 model.n_layers=1 train.steps=4"
 TINY = "model.d_model=16 train.steps=4 train.warmup=2 train.validate_every=4 train.save_every=4"
 SHORTENED = {
+    "trifold doctor": "--no-speed",
     "trifold resume runs/two": "train.steps=8",
     "trifold train fr-en.yaml": f"{SMALL} data.holdout=8 train.validate_every=4 train.save_every=2 train.average=2",
     "trifold resume runs/fr-en train.steps": "train.steps=8",
@@ -163,14 +167,11 @@ class Reader:
         if command.startswith(NOT_RUN):
             _check_form(command, place)
             return 0, ""
-        if ranks := re.match(r"torchrun --nproc-per-node (\d) -m trifold ", command):
-            # Not the real one, whose processes take seconds to load libraries.
-            launcher = f"{sys.executable} -m tests.faults.groups {ranks[1]} "
-            command = launcher + command.removeprefix(ranks[0])
+        if ranks := RANKED.match(command):
+            return self.on_ranks(int(ranks[1]), _shortened(command).removeprefix(ranks[0]))
         before, pipe, last = command.rpartition(" | ")
         if not last.startswith("trifold"):
-            shortened = command.replace(" train smoke", f" train smoke {SMALL} train.warmup=2")
-            shortened = shortened.replace("python examples/", f"python {ROOT}/examples/")
+            shortened = _shortened(command).replace("python examples/", f"python {ROOT}/examples/")
             done = subprocess.run(
                 ["bash", "-c", shortened],
                 capture_output=True,
@@ -184,6 +185,23 @@ class Reader:
             return self.trifold(last, b"")
         producer = subprocess.run(["bash", "-c", before], stdout=subprocess.PIPE, check=True)
         return self.trifold(last, producer.stdout)
+
+    def on_ranks(self, count: int, arguments: str) -> tuple[int, str]:
+        """Run `trifold` on forks of this process. Those of torchrun take seconds to load
+        libraries.
+        """
+        words = shlex.split(arguments, comments=True)
+        if "train.sharding=full" in words:  # what the ranks would load each for itself
+            importlib.import_module("torch.distributed.fsdp")
+        log = Path("ranks.txt")
+
+        def work(rank: int) -> int:
+            with log.open("a", encoding="utf-8") as sys.stdout:
+                sys.stderr = sys.stdout
+                return main(words)
+
+        codes = ranked(work, count, log=log)
+        return int(any(codes)), log.read_text(encoding="utf-8")
 
     def trifold(self, command: str, stdin: bytes) -> tuple[int, str]:
         """Run a command in this process, because a new one takes seconds to start."""
@@ -356,6 +374,11 @@ def _commands(text: str) -> list[str]:
     return [
         line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")
     ]
+
+
+def _shortened(command: str) -> str:
+    """The command with a short training."""
+    return command.replace(" train smoke", f" train smoke {SMALL} train.warmup=2")
 
 
 def _take_redirection(words: list[str], sign: str) -> str | None:

@@ -1,17 +1,13 @@
 """Several ranks on one machine as forks of this process, as `torchrun` starts them, without loading
 libraries again.
-
-`python -m tests.faults.groups RANKS ARGUMENTS…` runs `trifold ARGUMENTS…` on ranks.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -90,12 +86,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-if __name__ == "__main__":
-    from trifold.cli import main
-
-    world, *arguments = sys.argv[1:]
-    if "train.sharding=full" in arguments:  # what the ranks would load each for itself
-        importlib.import_module("torch.distributed.fsdp")
-    sys.exit(int(any(ranked(lambda rank: main(arguments), int(world)))))
