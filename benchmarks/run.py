@@ -1,5 +1,4 @@
-"""`python benchmarks/run.py BENCHMARK [options]`: run train, generate, decoder or contention with
-its peers.
+"""`python benchmarks/run.py BENCHMARK [options]`: run a benchmark of trifold with its peers.
 
 The environment `.bench-venv` is made on the first run, and again when `peers.txt` has changed.
 """
@@ -20,6 +19,7 @@ PEERS = HERE / "peers.txt"
 BENCHMARKS = {
     "train": HERE / "train_translation" / "run.py",
     "generate": HERE / "generate" / "run.py",
+    "encode": HERE / "encode" / "run.py",
     "decoder": HERE / "train_decoder" / "run.py",
     "contention": HERE / "contention.py",
 }

@@ -21,7 +21,7 @@ def test_it_is_measured_in_the_environment_of_trifold() -> None:
     scripts = [
         path for path in BENCHMARKS.rglob("run.py") if "machine.py" in path.read_text("utf-8")
     ]
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     for script in scripts:
         words = " ".join(script.read_text(encoding="utf-8").split())
         assert '[args.trifold_python, HERE.parent / "machine.py"' in words
