@@ -134,10 +134,11 @@ def test_each_task_parses_special_tokens_by_its_own_default(parses, monkeypatch)
     tokenizer = train_tokenizer(["a dog"], text)
     tokenizer.settings["split_special_tokens"] = not parses
     read = []
-    monkeypatch.setattr(
-        "trifold.predict.predict.ModelReader.encode",
-        lambda self, *_: read.append(self.parses_special) or 1 / 0,
-    )
+    for name in ("encode", "encode_ids"):
+        monkeypatch.setattr(
+            f"trifold.predict.predict.ModelReader.{name}",
+            lambda self, *_: read.append(self.parses_special) or 1 / 0,
+        )
     defaults = {"fill-mask": True, "embed": parses, "classify": False, "tag": False}
     heads = {"fill-mask": "lm", "embed": "lm", "classify": "sequence", "tag": "token"}
     for task, default in defaults.items():

@@ -56,6 +56,10 @@ def test_unknown_words_are_those_with_characters_or_words_outside_the_vocabulary
     texts = ["Jones saw ☃☃.", "", "a ☃☃.\n", "<pad>☃</s> one <s>"]
     expected = [] if kind == "byte-bpe" else ["☃☃.", "☃"] + ["one"] * (kind == "word")
     assert unknown_words(own, texts) == expected
+    known: set[str] = set()
+    for _ in range(2):  # known words are remembered, and unknown ones reported again
+        assert unknown_words(own, texts, known) == expected
+        assert "Jones" in known and known.isdisjoint(expected)
     for text in texts:
         assert bool(unknown_words(own, [text])) == bool(
             count_unknown(own, np.array(own.encode([text])[0]))

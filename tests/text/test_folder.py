@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,26 @@ def test_pairs_types_offsets_and_truncation(name: str, tmp_path: Path) -> None:
         lost.add(row.dropped for row in rows)
         assert bool(lost) == any(row.dropped for row in rows) == bool(limit)
         assert all(len(row.ids) <= (limit or 10**9) for row in rows)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_rows_without_positions_have_the_same_ids_types_and_counts(
+    name: str, tmp_path: Path
+) -> None:
+    ours = read_tokenizer(OLD[name](tmp_path / "model"))
+    texts = [*lines()[:6], "", f"the {' '.join(ours.special_names)} fox"]
+    second = [*lines()[40:44], "", *lines()[44:47]]
+    for pairs, limit, special in product((None, second), (None, 7), (False, True)):
+        options = {"max_length": limit, "special_in_text": special}
+        for chosen in (slice(0, 8), slice(6, 7)):  # of which the second has no tokens
+            columns = [texts[chosen], pairs and pairs[chosen]]
+            rows = ours.rows(*columns, **options)
+            found = ours.id_rows(*columns, **options)
+            assert found.ids.tolist() == [row.ids for row in rows]
+            assert found.types.tolist() == [row.types for row in rows]
+            assert found.dropped == [row.dropped for row in rows]
+            expected = [[row.texts.count(text) for text in (0, 1)] for row in rows]
+            assert [[*counts, 0][:2] for counts in found.counts] == expected
 
 
 @pytest.mark.parametrize("name", ["bert uncased", "roberta", "albert"])

@@ -23,6 +23,7 @@ from trifold.text import Truncation
 from trifold.text.annotation import unknown_words
 
 MAX_UNKNOWN = 10_000  # words from which no more are looked for
+MAX_KNOWN = 100_000  # words that are remembered
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Predictor:
 
     corpus: the file that `search` reads, and its settings. every: whether to give the probability
     of every class.
-    unknown: words of the inputs that the tokenizer does not know. truncation: of all inputs.
+    unknown: words of the inputs that the tokenizer does not know; known: some that it knows.
+    truncation: of all inputs.
     """
 
     pipeline: Pipeline
@@ -41,6 +43,7 @@ class Predictor:
     corpus: Sequence[str] = ()
     every: bool = False
     unknown: list[str] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
     truncation: Truncation = field(default_factory=Truncation)
 
     @property
@@ -112,8 +115,10 @@ class Predictor:
     def _note_unknown_words(self, batch: Sequence[Input]) -> None:
         if self.config.n_patches or len(self.unknown) >= MAX_UNKNOWN:
             return
+        if len(self.known) > MAX_KNOWN:
+            self.known.clear()
         texts = (" ".join(_texts_of(item)) for item in batch)
-        self.unknown.extend(unknown_words(self.pipeline.reader, texts))
+        self.unknown.extend(unknown_words(self.pipeline.reader, texts, self.known))
 
     def _options_for(
         self, batch: Sequence[Input], on_done: Callable[[int], None]

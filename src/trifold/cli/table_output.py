@@ -5,8 +5,8 @@ memory. An interrupted output continues.
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,13 +36,23 @@ def _json_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialec
 
 def _table_record(columns: Sequence[str], row: Mapping[str, Any], dialect: Dialect) -> str:
     """A record of cells; a value that is no text becomes JSON. Raises csv.Error."""
-    cells = {key: _cell(value) for key, value in row.items()}
+    line: str = _writer(dialect).writerow([_cell(row.get(name)) for name in columns])
+    return line
+
+
+class _Line:
+    """A file that returns what is written, as the writer of the csv module then does."""
+
+    def write(self, line: str) -> str:
+        return line
+
+
+@cache
+def _writer(dialect: Dialect) -> Any:
     options: dict[str, Any] = {"delimiter": dialect.delimiter, "lineterminator": "\n"}
     if not dialect.has_quotes:
         options |= {"quoting": csv.QUOTE_NONE, "quotechar": None}
-    line = io.StringIO()
-    csv.DictWriter(line, columns, **options).writerow(cells)
-    return line.getvalue()
+    return csv.writer(_Line(), **options)
 
 
 def _cell(value: Any) -> str | None:

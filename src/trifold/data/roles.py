@@ -26,6 +26,7 @@ _LISTS = {
     sign: re.compile(rf"\{sign}\s*(?:(?:{item})(?:(?:\s*,\s*|\s+)(?:{item}))*)?\s*,?\s*\{end}")
     for sign, item, end in (("[", _ITEM, "]"), ("(", _TEXT, ")"), ("{", _TEXT, "}"))
 }
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Role(NamedTuple):
@@ -323,7 +324,7 @@ def check_text(value: Any, place: str) -> str:
         raise DataError(f"{place} is a value of type {type(value).__name__}, expected text")
     if "\0" in value:
         raise DataError(f"{place} contains a NUL character; remove it")
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if not value.isascii() and _SURROGATE.search(value):
         raise DataError(f"{place} contains an unpaired surrogate, which is not a character")
     return value
 

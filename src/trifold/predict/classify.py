@@ -7,7 +7,7 @@ Next-sentence prediction has the classes yes and no: whether one text follows an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -57,14 +57,27 @@ def classify(
         quiet = replace(reader, on_done=None, on_cut=None)  # each pair is reported once
         swapped = quiet.run(pairs, texts, reader.head("sequence"))
         rows = [*map(partial(add_orders, reader.model), rows, swapped)]
-    for logits in rows:
-        scores = activate(logits, config)
-        order = torch.argsort(scores, descending=True, stable=True).tolist()
-        labels = [Label(config.labels[number], float(scores[number])) for number in order]
+    count = top_k
+    if threshold is not None:
+        count = None
+    for labels in _sorted_labels(rows, config, count):
         if threshold is not None:
             labels = apply_threshold(labels, threshold, several=config.problem_type == MULTI)
         predictions.append(labels[:top_k])
     return predictions
+
+
+def _sorted_labels(
+    rows: list[Tensor], config: ModelConfig, count: int | None
+) -> Iterator[list[Label]]:
+    """The first `count` labels of each row of logits (C,), best first; all if None."""
+    if not rows:
+        return
+    scores = activate(torch.stack(rows), config)
+    order = scores.argsort(dim=-1, descending=True, stable=True)[:, :count]
+    names = config.labels
+    for numbers, values in zip(order.tolist(), scores.gather(1, order).tolist(), strict=True):
+        yield [*map(Label, map(names.__getitem__, numbers), values)]
 
 
 def add_orders(model: Transformer, one: Tensor, other: Tensor) -> Tensor:
@@ -112,7 +125,7 @@ def apply_threshold(
 
 
 def activate(logits: Tensor, config: ModelConfig) -> Tensor:
-    """logits (C,) -> scores, by the config's `problem_type` as in the pipelines of transformers."""
+    """logits (…, C) -> scores, by the config's `problem_type` as transformers' pipelines do."""
     if config.problem_type == REGRESSION:
         return logits
     if config.problem_type == MULTI or config.n_labels == 1:
@@ -185,8 +198,10 @@ def next_sentence(
     """
     if threshold is not None:
         check_threshold(threshold, [*ANSWERS.values()])
-    logits = reader.run(texts, pairs, reader.head("next-sentence"))
-    probabilities = [float(row.softmax(-1)[0]) for row in logits]
+    logits = [*reader.run(texts, pairs, reader.head("next-sentence"))]
+    if not logits:
+        return []
+    probabilities = torch.stack(logits).softmax(-1)[:, 0].tolist()
     # Equal logits mean yes, as in the accuracy of a training.
     answers = [Follows(p >= 0.5, max(p, 1 - p)) for p in probabilities]
     if threshold is None:

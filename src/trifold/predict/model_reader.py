@@ -20,9 +20,8 @@ from trifold.memory import require_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.parts import EmbeddingsPart, part_of
 from trifold.predict.generate_texts import batches_by_length, pad_rows
-from trifold.ragged import Ragged
 from trifold.text import Encoded, Tokenizer, Truncation
-from trifold.text.encoded import check_strings, token_types
+from trifold.text.encoded import IdRows, check_strings, check_types
 
 Overflow = Literal["error", "truncate"]
 Apply = Callable[[Inputs], Sequence[Tensor] | Tensor]  # one tensor for each row of the inputs
@@ -80,7 +79,7 @@ class ModelReader:
         Raises TrifoldError if a result contains NaN or infinity.
         """
         if not self.config.n_patches:
-            return self.run_rows(self.encode(texts, pairs), apply)
+            return self._run_ids(self.encode_ids(texts, pairs), apply)
         if pairs is not None:
             raise UsageError("this model reads single images; remove the second texts")
         batches = batches_by_length(np.ones(len(texts), np.int64), IMAGES_PER_BATCH)
@@ -94,46 +93,72 @@ class ModelReader:
         """
         check_strings(texts)
         check_strings(pairs or ())
-        limit = min(self.max_tokens or self.config.max_positions, self.config.max_positions)
-        truncates = self.on_overflow == "truncate"
         end = self._missing_end
-        room = None
-        if truncates:
-            room = limit if end is None else limit - 1
         rows = self.required_tokenizer.rows(
-            texts, pairs, max_length=room, special_in_text=self.parses_special
+            texts, pairs, max_length=self._room(end), special_in_text=self.parses_special
         )
         if end is not None:
             rows = [_append(row, end) for row in rows]
-        for number, row in enumerate(rows):
-            self._check_length(row, self.place(number, len(rows)), pairs is not None, limit)
-        if truncates and self.on_cut is not None:
-            truncation = Truncation()
-            truncation.add(row.dropped for row in rows)
-            if truncation:
-                self.on_cut(truncation)
+        self._check(IdRows.of(rows), pairs is not None)
         return rows
 
-    def _check_length(self, row: Encoded, place: str, is_pair: bool, limit: int) -> None:
-        """Raise DataError for a row with an empty text, or with more tokens than the limit."""
-        # row.texts has the number of the text, 0 or 1, of each token.
-        if 0 not in row.texts or (is_pair and 1 not in row.texts):
+    def encode_ids(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> IdRows:
+        """`encode` without positions in the texts, in less than half the time."""
+        if self._missing_end is not None:
+            return IdRows.of(self.encode(texts, pairs))
+        check_strings(texts)
+        check_strings(pairs or ())
+        rows = self.required_tokenizer.id_rows(
+            texts, pairs, max_length=self._room(None), special_in_text=self.parses_special
+        )
+        self._check(rows, pairs is not None)
+        return rows
+
+    @property
+    def _limit(self) -> int:
+        """The most tokens of a row."""
+        return min(self.max_tokens or self.config.max_positions, self.config.max_positions)
+
+    def _room(self, end: int | None) -> int | None:
+        """The tokens to which a row is truncated before the end token, if it may be."""
+        if self.on_overflow != "truncate":
+            return None
+        return self._limit if end is None else self._limit - 1
+
+    def _check(self, rows: IdRows, is_pair: bool) -> None:
+        """Report truncated rows. Raise DataError for a row with an empty text, or with more tokens
+        than the limit.
+        """
+        limit = self._limit
+        lengths = rows.ids.lengths.tolist()
+        for number, (counts, length) in enumerate(zip(rows.counts, lengths, strict=True)):
+            if length > limit or not counts[0] or (is_pair and not counts[1]):
+                place = self.place(number, len(lengths))
+                self._refuse(place, length, is_pair, is_empty=not all(counts[: 1 + is_pair]))
+        if self.on_overflow == "truncate" and self.on_cut is not None:
+            truncation = Truncation()
+            truncation.add(rows.dropped)
+            if truncation:
+                self.on_cut(truncation)
+
+    def _refuse(self, place: str, length: int, is_pair: bool, *, is_empty: bool) -> None:
+        """Raise DataError for a row with an empty text, or with too many tokens."""
+        if is_empty:
             of_pair = " on one side" if is_pair else ""
             raise DataError(f"{place} has no tokens{of_pair}: nothing to read")
-        if len(row.ids) > limit:
-            remedy = ", or truncate it (--on-overflow truncate)" if self.on_overflow else ""
-            raise DataError(
-                f"{place}: {len(row.ids):,} tokens, but the model reads at most {limit:,}; "
-                f"shorten the text{remedy}"
-            )
+        remedy = ", or truncate it (--on-overflow truncate)" if self.on_overflow else ""
+        raise DataError(
+            f"{place}: {length:,} tokens, but the model reads at most {self._limit:,}; "
+            f"shorten the text{remedy}"
+        )
 
     def run_rows(self, rows: Sequence[Encoded], apply: Apply) -> list[Tensor]:
         """Apply a function to each row; results are on the CPU and include padding at the end."""
-        lengths = np.array([len(row.ids) for row in rows], dtype=np.int64)
-        batches = batches_by_length(lengths, self.batch_tokens)
-        return self._run(
-            batches, lambda chosen: self.inputs([rows[number] for number in chosen]), apply
-        )
+        return self._run_ids(IdRows.of(rows), apply)
+
+    def _run_ids(self, rows: IdRows, apply: Apply) -> list[Tensor]:
+        batches = batches_by_length(rows.ids.lengths, self.batch_tokens)
+        return self._run(batches, lambda chosen: self._padded(rows, chosen), apply)
 
     @torch.no_grad()
     def _run(
@@ -149,9 +174,9 @@ class ModelReader:
                 outputs = apply(read.to(device))
             if not results:
                 _check_results(outputs, sum(len(batch) for batch in batches))
-            for number, output in zip(chosen, outputs, strict=True):
+            for output in [outputs] if isinstance(outputs, Tensor) else outputs:
                 refuse_non_finite(output)
-                results[number] = output.cpu()
+            results |= zip(chosen, (output.cpu() for output in outputs), strict=True)
             if self.on_done is not None:
                 self.on_done(len(chosen))
         return [results[number] for number in range(len(results))]
@@ -176,12 +201,16 @@ class ModelReader:
 
     def inputs(self, rows: Sequence[Encoded]) -> Inputs:
         """The rows, padded to the longest."""
+        return self._padded(IdRows.of(rows), range(len(rows)))
+
+    def _padded(self, rows: IdRows, chosen: Sequence[int]) -> Inputs:
+        """The chosen rows, padded to the longest."""
         config = self.config
-        every = np.arange(len(rows))
-        inputs = pad_rows(Ragged.of([row.ids for row in rows]), every, config.pad_id)
+        numbers = np.array(chosen, np.int64)
+        inputs = pad_rows(rows.ids, numbers, config.pad_id)
         if config.reads_segments and self.required_tokenizer.has_token_types:
-            types = token_types(rows, config.n_token_types)
-            inputs = replace(inputs, segments=types.padded(every, inputs.tokens.shape[1], 0))
+            types = check_types(rows.types, config.n_token_types)
+            inputs = replace(inputs, segments=types.padded(numbers, inputs.tokens.shape[1], 0))
         return inputs
 
     @property

@@ -94,17 +94,31 @@ def count_unknown(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> int:
     return int(np.count_nonzero(ids == tokenizer.unk_id))
 
 
-def unknown_words(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+def unknown_words(
+    tokenizer: Tokenizer, texts: Iterable[str], known: set[str] | None = None
+) -> list[str]:
     """The different words with unknown tokens; words end at white space and at the names of special
     tokens.
+
+    known: words of other texts without unknown tokens, to which those of these are added.
     """
-    texts = list(texts)
-    names = {*tokenizer.special_names, *tokenizer.names.values()}
-    written = [name for name in names if any(name in text for text in texts)]
-    borders = "|".join([r"\s+", *map(re.escape, sorted(written, key=len, reverse=True))])
-    words = list(dict.fromkeys(word for text in texts for word in re.split(borders, text)))
+    known = set() if known is None else known
+    words = [word for word in _different_words(tokenizer, "\n".join(texts)) if word not in known]
     rows = zip(words, tokenizer.encode(words), strict=True)
-    return [word for word, ids in rows if count_unknown(tokenizer, np.array(ids, np.int32))]
+    unknown = [word for word, ids in rows if count_unknown(tokenizer, np.array(ids, np.int32))]
+    known.update(words)
+    known.difference_update(unknown)
+    return unknown
+
+
+def _different_words(tokenizer: Tokenizer, text: str) -> Iterable[str]:
+    """The different words between white space and names of special tokens, in text order."""
+    names = {*tokenizer.special_names, *tokenizer.names.values()}
+    written = sorted((name for name in names if name in text), key=len, reverse=True)
+    if not written:
+        return dict.fromkeys(text.split())
+    borders = "|".join([r"\s+", *map(re.escape, written)])
+    return dict.fromkeys(re.split(borders, text))
 
 
 def written_holes(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:

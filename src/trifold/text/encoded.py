@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, Literal
+from itertools import count, zip_longest
+from typing import Any, Literal, Self
+
+import numpy as np
 
 from trifold.errors import CheckpointError, DataError, UsageError, plural
 from trifold.jsonfiles import lone_surrogate
-from trifold.ragged import Ragged
+from trifold.ragged import Ragged, positions
 
 Cut = Literal["longest_first", "only_first", "only_second"]
 _BATCH = 10_000  # texts encoded at once: enough for all cores, few enough to bound the memory
@@ -46,11 +48,86 @@ def add_special_tokens(library: Any, first: Any, second: Any | None, dropped: in
     return Encoded(whole.ids, whole.type_ids, whole.offsets, texts, dropped, whole.word_ids)
 
 
+@dataclass(frozen=True)
+class IdRows:
+    """Rows of model input without positions in their texts, which take longer than the ids.
+
+    ids, types, dropped: as in `Encoded`. counts: the number of tokens of each text of a row.
+    """
+
+    ids: Ragged
+    types: Ragged
+    counts: list[tuple[int, ...]]
+    dropped: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Encoded]) -> Self:
+        """The same rows."""
+        return cls(
+            Ragged.of([row.ids for row in rows]),
+            Ragged.of([row.types for row in rows]),
+            [(row.texts.count(0), row.texts.count(1)) for row in rows],
+            [row.dropped for row in rows],
+        )
+
+    @classmethod
+    def like(
+        cls, example: Encoded, columns: Sequence[Sequence[list[int]]], dropped: list[int]
+    ) -> Self:
+        """Rows with the special tokens of an example, which has tokens of each text.
+
+        columns: the ids of the first texts, and those of the second texts, if there are any.
+        """
+        ids = [*map(Ragged.of, columns)]
+        types = [
+            Ragged(
+                np.full_like(column.ids, example.types[example.texts.index(text)]), column.starts
+            )
+            for text, column in enumerate(ids)
+        ]
+        return cls(
+            _surround(example, example.ids, ids),
+            _surround(example, example.types, types),
+            [*zip(*(column.lengths.tolist() for column in ids), strict=True)],
+            dropped,
+        )
+
+
+def _surround(example: Encoded, values: Sequence[int], columns: Sequence[Ragged]) -> Ragged:
+    """The columns joined by what an example has before, between and after its texts. values: those
+    of the tokens of the example.
+    """
+    special: list[list[int]] = [[] for _ in range(len(columns) + 1)]
+    n_texts = 0
+    for value, text in zip(values, example.texts, strict=True):
+        if text is None:
+            special[n_texts].append(value)
+        else:
+            n_texts = text + 1
+    n_special = sum(map(len, special))
+    lengths = sum((column.lengths for column in columns), start=n_special)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    joined = np.empty(starts[-1], np.int32)
+    place = starts[:-1].copy()  # in each row
+    for before, column in zip_longest(special, columns):
+        for value in before:
+            joined[place] = value
+            place += 1
+        if column is not None:
+            joined[positions(place, column.lengths)] = column.ids
+            place += column.lengths
+    return Ragged(joined, starts)
+
+
 def token_types(rows: Sequence[Encoded], count: int) -> Ragged:
-    """The token types of rows, for a model with a table of `count` of them (0: any number). Raises
+    """The token types of rows; see `check_types`."""
+    return check_types(Ragged.of([row.types for row in rows]), count)
+
+
+def check_types(types: Ragged, count: int) -> Ragged:
+    """The token types, for a model with a table of `count` of them (0: any number). Raises
     CheckpointError for a type beyond it.
     """
-    types = Ragged.of([row.types for row in rows])
     if count and len(types.ids) and int(types.ids.max()) >= count:
         raise CheckpointError(
             f"the tokenizer gives the token type {types.ids.max()}, but the model has {count:,} "
@@ -77,32 +154,37 @@ def split_encoding(encoding: Any, size: int, overlap: int) -> list[Any]:
 
 
 def truncate(first: Any, second: Any | None, size: int, cut: Cut) -> int:
-    """Truncate two library encodings in place to `size` tokens in total. Returns the number of
-    tokens removed.
+    """Truncate two library encodings in place as `kept_lengths` says. Returns the number of tokens
+    removed.
+    """
+    lengths = [len(first), 0 if second is None else len(second)]
+    kept = kept_lengths(lengths, size, cut)
+    for encoding, length, keep in zip((first, second), lengths, kept, strict=True):
+        if encoding is not None and keep < length:
+            encoding.truncate(keep)
+    return sum(lengths) - sum(kept)
+
+
+def kept_lengths(lengths: Sequence[int], size: int, cut: Cut) -> list[int]:
+    """The tokens that two texts of these lengths keep if they have at most `size` in total.
 
     `longest_first` shortens the longer text until both are equally long, then both. Raises
     UsageError if the text that may be cut is too short.
     """
-    lengths = [len(first), 0 if second is None else len(second)]
     excess = sum(lengths) - size
     if excess <= 0:
-        return 0
+        return [*lengths]
     if size < 0:
         raise UsageError(
             f"max_length leaves no room for text: special tokens alone take {-size} more"
         )
     if cut == "longest_first":
-        kept = list(share_room(lengths[0], lengths[1], size))
-    else:
-        which = ("only_first", "only_second").index(cut)
-        if lengths[which] <= excess:
-            found = f"the {cut.removeprefix('only_')} text has {lengths[which]} tokens"
-            raise UsageError(f"{found}, too few to cut {excess}; raise max_length")
-        kept = [length - excess * (text == which) for text, length in enumerate(lengths)]
-    for encoding, length, keep in zip((first, second), lengths, kept, strict=True):
-        if encoding is not None and keep < length:
-            encoding.truncate(keep)
-    return excess
+        return [*share_room(lengths[0], lengths[1], size)]
+    which = ("only_first", "only_second").index(cut)
+    if lengths[which] <= excess:
+        found = f"the {cut.removeprefix('only_')} text has {lengths[which]} tokens"
+        raise UsageError(f"{found}, too few to cut {excess}; raise max_length")
+    return [length - excess * (text == which) for text, length in enumerate(lengths)]
 
 
 def share_room(first: int, second: int, room: int) -> tuple[int, int]:

@@ -29,8 +29,10 @@ from trifold.text.chat_ids import TemplateTokens, has_placeholders, hide_names
 from trifold.text.encoded import (
     Cut,
     Encoded,
+    IdRows,
     add_special_tokens,
     batched,
+    kept_lengths,
     split_encoding,
     truncate,
     verify,
@@ -249,12 +251,8 @@ class Tokenizer:
         Rows are truncated to `max_length` tokens including these. Raises UsageError if the texts
         that may be cut are too short.
         """
-        both = [texts] if pairs is None else [texts, pairs]
+        both = _columns(texts, pairs)
         batches = zip(*map(batched, both), strict=True)
-        if len(both[0]) != len(both[-1]):
-            raise UsageError(
-                f"{len(both[0]):,} texts and {len(both[-1]):,} second texts are not pairs"
-            )
         special = self.library.num_special_tokens_to_add(pairs is not None)
 
         def row(first: Any, second: Any = None) -> Encoded:
@@ -269,6 +267,30 @@ class Tokenizer:
             rows += [row(*encodings) for encodings in zip(*columns, strict=True)]
         self.check_ids(row.ids for row in rows)
         return rows
+
+    def id_rows(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int | None = None,
+        special_in_text: bool = False,
+    ) -> IdRows:
+        """`rows` without positions in the texts, in less than half the time."""
+        both = _columns(texts, pairs)
+        columns = [self.encode(column, special_in_text=special_in_text) for column in both]
+        dropped = [0] * len(texts)
+        filled = (number for number, row in enumerate(zip(*columns, strict=True)) if all(row))
+        number = next(filled, None)
+        if number is None:
+            rows = self.rows(texts, pairs, max_length=max_length, special_in_text=special_in_text)
+            return IdRows.of(rows)
+        one = [[column[number]] for column in both]
+        example = self.rows(*one, special_in_text=special_in_text)[0]
+        if max_length is not None:
+            size = max_length - self.library.num_special_tokens_to_add(pairs is not None)
+            dropped = _truncate_columns(columns, size)
+        return IdRows.like(example, columns, dropped)
 
     def windows(
         self,
@@ -633,6 +655,31 @@ class Tokenizer:
         if (file.parent / SETTINGS[0]).exists():
             own.setdefault("split_special_tokens", False)
         return cls(library, dropout=dropout, names=names, settings=own, guard=guard)
+
+
+def _columns(texts: Sequence[str], pairs: Sequence[str] | None) -> list[Sequence[str]]:
+    """The texts, and the second texts if there are any. Raises UsageError for another number of
+    them.
+    """
+    if pairs is None:
+        return [texts]
+    if len(texts) != len(pairs):
+        raise UsageError(f"{len(texts):,} texts and {len(pairs):,} second texts are not pairs")
+    return [texts, pairs]
+
+
+def _truncate_columns(columns: list[list[list[int]]], size: int) -> list[int]:
+    """Truncate the ids of one or two texts of each row in place to `size` in total. Returns the
+    number of ids removed of each row.
+    """
+    dropped = []
+    for number, row in enumerate(zip(*columns, strict=True)):
+        lengths = [*map(len, row), 0][:2]
+        kept = kept_lengths(lengths, size, "longest_first")
+        for column, keep in zip(columns, kept, strict=False):
+            column[number] = column[number][:keep]
+        dropped.append(sum(lengths) - sum(kept))
+    return dropped
 
 
 def _visible_bytes(piece: str) -> str:
