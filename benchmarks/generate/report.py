@@ -35,6 +35,7 @@ RATIOS = (
     Ratio("greedy-1", "ours int8 / llama.cpp q8_0", _of(OURS, "int8"), _of(LLAMA, "q8_0"), 1.0),
     Ratio("greedy-8", "best of ours / best of Hugging Face", _of(OURS), _of(HF), 1.5),
     Ratio("beam-5", "best of ours / best of both", _of(OURS), lambda n, _: n in (HF, CT2), 1.5),
+    Ratio("beam-5", "ours fp32 / CTranslate2 fp32", _of(OURS, "fp32"), _of(CT2, "fp32"), 1.1),
 )
 
 
@@ -72,6 +73,7 @@ def tables(lines: Lines, works: Sequence[str]) -> str:
                 ),
                 f"{median(_all(lines, work, name, precision, 'middle')):,.0f}",
                 f"{median(_all(lines, work, name, precision, 'first')):,.0f}",
+                f"{median(_first_shares(lines, work, name, precision)):.2f}",
                 f"{max(_all(lines, work, name, precision, 'peak_rss_mb')):,.0f} MB",
             )
             for (name, precision), values in sorted(
@@ -85,6 +87,7 @@ def tables(lines: Lines, works: Sequence[str]) -> str:
             "min–max",
             "median call",
             "first call",
+            "first / median",
             "peak memory",
         )
         parts.append(f"**{work}**\n\n{_table(titles, rows)}")
@@ -108,6 +111,13 @@ def _all(lines: Lines, work: str, name: str, precision: str, field: str) -> list
         for line in lines
         if (line["work"], line["name"], line["precision"]) == (work, name, precision)
     ]
+
+
+def _first_shares(lines: Lines, work: str, name: str, precision: str) -> list[float]:
+    """The speed of the first call as a share of the median of later ones, of each round."""
+    first = _all(lines, work, name, precision, "first")
+    middle = _all(lines, work, name, precision, "middle")
+    return [one / other for one, other in zip(first, middle, strict=True)]
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -249,7 +249,7 @@ def test_compiled_code_does_not_depend_on_the_process_that_compiled_it() -> None
     """
     from numba.core.dispatcher import Dispatcher
 
-    from trifold.fast.interpreter import SOURCES
+    from trifold.fast.machine_code import SOURCES
 
     modules = [import_module(f"trifold.fast.{name}") for name in SOURCES]
     compiled = {

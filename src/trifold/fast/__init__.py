@@ -9,8 +9,8 @@ Training, to be read in this order: `loops`, then what calls them: `layers`, `at
 `cross_entropy`; `int8_training`; and `sparse`, which needs no compiled code. Decoding steps:
 `instruction`, the format; `compiled_decoder`, which translates a stack, with `beam_index`;
 `decoding_step`, which decides whether it may; then what executes instructions: `thread_pool` with
-`openmp`, and `interpreter` with `intrinsics`, `step_linear` and `step_attention`. Both read the
-weights of `int8`.
+`openmp`, and `interpreter` with `intrinsics`, `step_linear` and `step_attention`, whose code
+`machine_code` keeps on disk. Both read the weights of `int8`.
 """
 
 from collections.abc import Callable, Iterator
@@ -75,10 +75,10 @@ def _compiled(name: str) -> Any:
         return None
 
 
-# The modules of training loops, and of the instructions of decoding steps; None if Numba is not
+# The modules of training loops, and of what executes decoding steps; None if Numba is not
 # installed.
 compiled_loops = partial(_compiled, "loops")
-compiled_interpreter = partial(_compiled, "interpreter")
+compiled_interpreter = partial(_compiled, "machine_code")
 
 
 def is_eager_cpu(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu
+from trifold.fast import compiled_interpreter, enabled, is_autocast, is_eager_cpu
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
@@ -30,6 +30,7 @@ from trifold.nn.norms import LayerNorm, RMSNorm
 from trifold.nn.ops import decoding_step as plain_decoding_step
 from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack
+from trifold.nn.transformer import Transformer
 from trifold.nn.walk import StackInputs
 
 MIN_WEIGHTS = 4 * 10**6  # of a stack
@@ -57,6 +58,18 @@ def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) ->
     if decoder is None:
         return plain_decoding_step(stack, x, inputs, cache)
     return decoder.run(x, inputs, cache)
+
+
+def prepare(model: Transformer) -> None:
+    """Load or compile what executes the steps of a model on another thread, if it is large enough
+    for that, while this one reads its weights.
+    """
+    if model.decoder is None or model.lm_head is None or not enabled():
+        return
+    parameters = list(model.decoder.parameters())
+    is_large = sum(parameter.numel() for parameter in parameters) >= MIN_WEIGHTS
+    if is_large and (machine_code := compiled_interpreter()) is not None:
+        machine_code.prepare()
 
 
 def _compiled_decoder(

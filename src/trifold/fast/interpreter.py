@@ -8,11 +8,9 @@ instruction from a shared counter, whichever is free the next one. An instructio
 results of others waits until all their tasks are done.
 """
 
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 from numba import carray, cfunc, types
 
@@ -51,7 +49,6 @@ from trifold.fast.step_linear import (
 SPINS = 100_000  # polls of a counter, one or two nanoseconds each, before the CPU is yielded
 PREFETCH_PER_SPIN = 256  # bytes
 MAX_PREFETCH = 2**18  # bytes prefetched while waiting; they must stay in the second-level cache
-SOURCES = ("instruction", "interpreter", "intrinsics", "loops", "step_attention", "step_linear")
 
 
 @inline
@@ -156,19 +153,34 @@ def _run_thread(job: Any) -> None:
     _execute(program, taken, done, atomic_add(fields, 4, 1), threads)
 
 
-@cache
-def entry_point() -> Any:
-    """`_run_thread` compiled as a C function, to be called by its address.
-
-    Numba finds it in its cache by this file and by the values in its closure: the hash of all
-    source files.
-    """
-    folder = Path(__file__).parent
-    sources = b"".join((folder / f"{name}.py").read_bytes() for name in SOURCES)
-    source_hash = int.from_bytes(sha256(sources).digest()[:7])
+def compiled() -> Any:
+    """`_run_thread` as a C function compiled by Numba, which has an address."""
 
     def run_thread(job: Any) -> None:
-        if source_hash != 0:
-            _run_thread(job)
+        _run_thread(job)
 
-    return cfunc(types.void(types.CPointer(types.int64)), cache=True)(run_thread)
+    return cfunc(types.void(types.CPointer(types.int64)))(run_thread)
+
+
+def module_of(function: Any, symbol: str) -> Any:
+    """An LLVM module with a compiled C function by another name, and with what it calls."""
+    _, _, (_, bitcode) = function._library.serialize_using_object_code()
+    numba_module = llvm.parse_bitcode(bitcode)
+    # What the C function calls. It returns a status, and its result and error by reference.
+    native = function.native_name.removeprefix("cfunc.")
+    module = llvm.parse_assembly(
+        f"""
+        target triple = "{numba_module.triple}"
+        target datalayout = "{numba_module.data_layout}"
+        declare i32 @"{native}"(ptr, ptr, ptr)
+        define void @"{symbol}"(ptr %job) {{
+            %result = alloca ptr
+            %error = alloca ptr
+            %status = call i32 @"{native}"(ptr %result, ptr %error, ptr %job)
+            ret void
+        }}
+        """
+    )
+    # This links only what is called: nothing of Numba's runtime, and no handling of errors.
+    module.link_in(numba_module)
+    return module

@@ -1,5 +1,5 @@
-"""Intrinsics that Numba lacks: arrays at an address, prefetch, atomic counters, yielding the
-CPU.
+"""Intrinsics that Numba lacks: arrays at an address, memory without its runtime, prefetch, atomic
+counters, yielding the CPU.
 """
 
 import os
@@ -92,6 +92,23 @@ def _array_at(dtype: Any) -> Any:
     return array_at
 
 
+# Memory without Numba's runtime, which only a process that imports Numba has.
+allocate = types.ExternalFunction("PyMem_RawMalloc", types.int64(types.int64))
+release = types.ExternalFunction("PyMem_RawFree", types.void(types.int64))
+
+
+def _matrix_at(dtype: Any) -> Any:
+    @subroutine
+    def matrix_at(address: Any, rows: Any, columns: Any) -> Any:
+        return carray(to_pointer(address), (rows, columns), dtype=dtype)
+
+    return matrix_at
+
+
+# The matrix (rows, columns) at an address.
+float32_matrix_at = _matrix_at(np.float32)
+bfloat16_matrix_at = _matrix_at(np.uint16)
+int8_matrix_at = _matrix_at(np.int8)
 # The array of `count` elements at an address.
 float32_at = _array_at(np.float32)
 bfloat16_at = _array_at(np.uint16)

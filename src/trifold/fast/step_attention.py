@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trifold.fast.intrinsics import float32_at, int8_at, int64_at
+from trifold.fast.intrinsics import allocate, float32_at, int8_at, int64_at, release
 from trifold.fast.loops import Array, F, exp, subroutine, to_float
 from trifold.fast.step_linear import store
 
@@ -19,9 +19,10 @@ def attention(op: Any, units: range, keys: Array, values: Array) -> None:
     width = op.width
     group = op.heads // op.kv_heads
     count = op.length - op.first
-    rotated = np.empty(width, F)
-    scores = np.empty(count, F)
-    offsets = np.empty(count, np.int64)
+    memory = allocate(8 * count + 4 * count + 4 * width)
+    offsets = int64_at(memory, count)
+    scores = float32_at(memory + 8 * count, count)
+    rotated = float32_at(memory + 12 * count, width)
     for unit in units:
         row = unit // op.kv_heads
         kv_head = unit % op.kv_heads
@@ -39,6 +40,7 @@ def attention(op: Any, units: range, keys: Array, values: Array) -> None:
             _adjust(scores, op, row, head)
             _softmax(scores)
             _weighted_sum(scores, values, offsets, float32_at(op.out, start + width)[start:])
+    release(memory)
 
 
 @subroutine

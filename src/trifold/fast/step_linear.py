@@ -11,7 +11,18 @@ import numpy as np
 
 from trifold.fast import instruction as ins
 from trifold.fast.instruction import FLOAT32, PREFETCH_BYTES
-from trifold.fast.intrinsics import bfloat16_at, float32_at, int8_at, int32_at, prefetch_line
+from trifold.fast.intrinsics import (
+    allocate,
+    bfloat16_at,
+    bfloat16_matrix_at,
+    float32_at,
+    float32_matrix_at,
+    int8_at,
+    int8_matrix_at,
+    int32_at,
+    prefetch_line,
+    release,
+)
 from trifold.fast.loops import Array, F, exp, inline, quantize, round_like, subroutine, to_float
 
 outputs_per_task = subroutine(ins.outputs_per_task)
@@ -42,10 +53,12 @@ def norm(op: Any, row: int) -> None:
     for j in range(width):
         square += (x[j] - mean) * (x[j] - mean)
     inverse_std = F(1) / np.sqrt(square * per_element + F(op.epsilon))
-    result = np.empty(width, F)
+    memory = allocate(4 * width)
+    result = float32_at(memory, width)
     for j in range(width):
         result[j] = (x[j] - mean) * inverse_std * weight[j]
     _finish(result, op, 0, out)
+    release(memory)
 
 
 # --- matmul ---------------------------------------------------------------------------------------
@@ -207,24 +220,26 @@ def matmul(op: Any, task: int) -> None:
     per_task = outputs_per_task(inputs, op.dtype)
     first = task * per_task
     last = min(outputs, first + per_task)
-    x = float32_at(op.x, rows * inputs).reshape(rows, inputs)
-    result = np.empty((rows, last - first), F)
-    count = (last - first) * inputs
+    count = last - first
+    x = float32_matrix_at(op.x, rows, inputs)
+    memory = allocate(4 * rows * count)
+    result = float32_matrix_at(memory, rows, count)
     # An array at its own address is known to be contiguous, a slice is not.
     start = weight_address(op, task)
     if op.dtype == FLOAT32:
-        _multiply(float32_at(start, count).reshape(last - first, inputs), start, x, result)
+        _multiply(float32_matrix_at(start, count, inputs), start, x, result)
     elif op.dtype == ins.BFLOAT16:
-        _multiply(bfloat16_at(start, count).reshape(last - first, inputs), start, x, result)
+        _multiply(bfloat16_matrix_at(start, count, inputs), start, x, result)
     else:
-        _multiply(int8_at(start, count).reshape(last - first, inputs), start, x, result)
+        _multiply(int8_matrix_at(start, count, inputs), start, x, result)
         scales = float32_at(op.scales, outputs)[first:last]
         for r in range(rows):
-            for j in range(last - first):
+            for j in range(count):
                 result[r, j] *= scales[j]
-    out = float32_at(op.out, rows * outputs).reshape(rows, outputs)
+    out = float32_matrix_at(op.out, rows, outputs)
     for r in range(rows):
         _finish(result[r], op, first, out[r, first:last])
+    release(memory)
 
 
 # --- before and after a matmul of a library -------------------------------------------------------
@@ -251,7 +266,8 @@ def dequantize_row(op: Any, row: int) -> None:
     x = int32_at(op.x + 4 * row * width, width)
     scales = float32_at(op.scales, width)
     scale = float32_at(op.weight, op.rows)[row]
-    result = np.empty(width, F)
+    memory = allocate(4 * width)
+    result = float32_at(memory, width)
     for j in range(width):
         result[j] = F(x[j]) * scale * scales[j]
     if op.dtype == FLOAT32:
@@ -259,6 +275,7 @@ def dequantize_row(op: Any, row: int) -> None:
     else:
         _finish(result, op, 0, result)
         store(result, bfloat16_at(op.out + 2 * row * width, width))
+    release(memory)
 
 
 @subroutine
@@ -272,12 +289,14 @@ def round_row(op: Any, row: int) -> None:
 def finish_row(op: Any, row: int) -> None:
     """A row of the product x (R, N), with bias and activation, -> out (R, N) fp32."""
     width = op.outputs
-    result = np.empty(width, F)
+    memory = allocate(4 * width)
+    result = float32_at(memory, width)
     if op.dtype == FLOAT32:
         _load(float32_at(op.x + 4 * row * width, width), result)
     else:
         _load(bfloat16_at(op.x + 2 * row * width, width), result)
     _finish(result, op, 0, float32_at(op.out + 4 * row * width, width))
+    release(memory)
 
 
 @subroutine

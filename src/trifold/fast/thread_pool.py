@@ -46,9 +46,9 @@ def execute(program: Array) -> None:
     counters = np.zeros((threads + 1, len(program)), np.int64)
     job = np.array([program.ctypes.data, len(program), counters.ctypes.data, threads, 0])
     if start is None or threads == 1:
-        entry_point.ctypes(job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_point)(job.ctypes.data)
     else:
-        start(entry_point.address, job.ctypes.data, threads, 0)
+        start(entry_point, job.ctypes.data, threads, 0)
 
 
 def execute_one(**fields: Field) -> None:

@@ -1,0 +1,156 @@
+"""The machine code of the interpreter, kept on disk from one process to the next.
+
+Numba needs half a second to be imported and to load what it has compiled before. A process that
+finds the machine code of an earlier one loads it with llvmlite, which is part of Numba and needs a
+tenth of that. Every process executes the code that is on disk, also the one that has compiled it.
+"""
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from trifold import disk
+
+if find_spec("numba") is None:
+    raise ImportError("Numba compiles what is not on disk")
+
+FOLDER = Path(__file__).parent
+SOURCES = (
+    *("instruction", "interpreter", "intrinsics", "loops", "machine_code"),
+    *("step_attention", "step_linear"),
+)
+DIGEST = sha256().digest_size
+SYMBOL = "trifold_run_thread"
+PYTHON = ("PyMem_RawMalloc", "PyMem_RawFree")
+MATH = ("floorf", "sqrtf", "tanhf")
+EXTERNAL = {*PYTHON, *MATH, "sched_yield"}  # what the function may call
+
+_lock = threading.Lock()
+
+
+def entry_point() -> int:
+    """The address of a C function that executes the work of one thread: `interpreter.run_thread`.
+
+    It is loaded or compiled by the first thread that calls this; others wait for it.
+    """
+    with _lock:
+        return _load()[0]
+
+
+def prepare() -> None:
+    """Load or compile the function on another thread.
+
+    The process ends after that thread, so that what it has compiled is on disk.
+    """
+    if not _load.cache_info().currsize:
+        threading.Thread(target=entry_point, name="machine code").start()
+
+
+@cache
+def _load() -> tuple[int, Any]:
+    """The address of the function, and what owns its memory."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = _target_machine()
+    content = _read()
+    if content is None:
+        from trifold.fast.interpreter import compiled, module_of  # imports Numba
+
+        function = compiled()
+        module = module_of(function, SYMBOL)
+        if not _external(module) <= EXTERNAL:  # another version of Numba calls its runtime
+            return function.address, function
+        content = bytes(machine.emit_object(module))
+        _write(content)
+    for name in PYTHON:
+        llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(content))
+    engine.finalize_object()
+    return engine.get_function_address(SYMBOL), engine
+
+
+def _external(module: Any) -> set[str]:
+    """The functions that a module calls and does not contain."""
+    declared = {each.name for each in module.functions if each.is_declaration}
+    return {name for name in declared if not name.startswith("llvm.")}
+
+
+def _target_machine() -> Any:
+    """This processor, with the options of Numba."""
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    relocation = "static" if target.name.startswith("x86") else "default"
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=_features(),
+        opt=3,
+        reloc=relocation,
+        codemodel="jitdefault",
+        jit=True,
+    )
+
+
+def _features() -> str:
+    """The instructions of this processor."""
+    try:
+        return str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # unknown to LLVM
+        return ""
+
+
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def _write(content: bytes) -> None:
+    """Write an object file for later processes, if there is a writable folder."""
+    for folder in _folders():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            disk.replace_bytes(folder / _name(), sha256(content).digest() + content)
+        except OSError:
+            continue
+        return
+
+
+def _read() -> bytes | None:
+    """The object file that an earlier process has written, if it is whole."""
+    for folder in _folders():
+        try:
+            content = (folder / _name()).read_bytes()
+        except OSError:
+            continue
+        if sha256(content[DIGEST:]).digest() == content[:DIGEST]:
+            return content[DIGEST:]
+    return None
+
+
+def _folders() -> Iterator[Path]:
+    """Where object files are looked for, and written to the first that is writable: as Numba's."""
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(chosen)
+        return
+    yield FOLDER / "__pycache__"
+    yield Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "trifold"
+
+
+@cache
+def _name() -> str:
+    """The name of the object file of these sources, libraries and this processor."""
+    key = sha256()
+    for name in SOURCES:
+        key.update((FOLDER / f"{name}.py").read_bytes())
+    for part in (
+        *(version("numba"), version("llvmlite"), llvm.get_process_triple()),
+        *(llvm.get_host_cpu_name(), _features()),
+    ):
+        key.update(part.encode())
+    return f"interpreter-{key.hexdigest()[:32]}.o"

@@ -1,0 +1,102 @@
+"""The machine code of the interpreter passes from one process to the next."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trifold import fast
+from trifold.fast import decoding_step
+from trifold.nn import Transformer
+
+pytest.importorskip("numba", reason="the interpreter needs numba: `make setup` installs it")
+from numba import carray, cfunc, types
+
+from trifold.fast import interpreter, machine_code
+
+POINTER = types.void(types.CPointer(types.int64))
+
+
+def add_two(job: Any) -> None:
+    fields = carray(job, 1)
+    fields[0] += 2
+
+
+def add_with_the_runtime_of_numba(job: Any) -> None:
+    fields = carray(job, 1)
+    copies = np.empty(fields[0], np.int64)
+    copies[:] = 1
+    fields[0] += copies.sum()
+
+
+def call(loaded: tuple[int, Any], number: int) -> int:
+    job = np.array([number])
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded[0])(job.ctypes.data)
+    return int(job[0])
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], tuple[int, Any]]:
+    """Loads as a process does that has this function for the interpreter; None: cannot compile."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "new"))
+
+    def load(function: Any) -> tuple[int, Any]:
+        monkeypatch.setattr(
+            interpreter, "compiled", function and (lambda: cfunc(POINTER)(function))
+        )
+        return machine_code._load.__wrapped__()
+
+    return load
+
+
+def test_what_one_process_compiles_others_find_on_disk(
+    tmp_path: Path, load: Callable[[Any], tuple[int, Any]]
+) -> None:
+    assert call(load(add_two), 5) == 7
+    assert call(load(None), 6) == 8
+    (file,) = (tmp_path / "new").iterdir()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(TypeError):  # damaged: it compiles again
+        load(None)
+
+
+def test_code_that_needs_the_runtime_of_numba_is_not_written(
+    tmp_path: Path, load: Callable[[Any], tuple[int, Any]]
+) -> None:
+    assert call(load(add_with_the_runtime_of_numba), 5) == 10
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_process_that_finds_the_code_does_not_import_numba() -> None:
+    machine_code.entry_point()
+    code = (
+        "import sys; from trifold.fast import machine_code; machine_code.entry_point(); "
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_code_is_prepared_for_large_models_that_write(
+    make_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[str] = []
+    monkeypatch.setattr(machine_code, "prepare", lambda: prepared.append("prepared"))
+    decoder = make_model(shape="decoder")
+    decoding_step.prepare(make_model(shape="encoder"))
+    with fast.disabled():
+        decoding_step.prepare(decoder)
+    monkeypatch.setattr(decoding_step, "MIN_WEIGHTS", 10**9)
+    decoding_step.prepare(decoder)
+    assert not prepared
+    monkeypatch.setattr(decoding_step, "MIN_WEIGHTS", 1)
+    decoding_step.prepare(decoder)
+    assert prepared
