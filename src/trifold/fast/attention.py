@@ -3,8 +3,7 @@
 sparse_attend      long texts of which a query reads few keys: blocks of queries, each with its keys
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
-packed_attention   training on a CPU with packed rows: matmuls over all rows at once, compiled loops
-                   between
+packed_attention   packed rows on a CPU: matmuls over all rows at once, compiled loops between
 plain_attend       if hook points are watched, weights are dropped, scores are capped, there are
                    sinks, or the bias is trained
 """
@@ -22,7 +21,7 @@ from trifold.fast import (
     compiled_interpreter,
     compiled_loops,
     is_eager_cpu,
-    trains_with_loops,
+    supports_loops,
 )
 from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
@@ -215,7 +214,7 @@ def supported_packings(
         return None
     if mask.keys is not None and mask.keys is not keys.attend:
         return None
-    if queries.shape[1] * keys.shape[1] > MAX_PACKED_SCORES or not trains_with_loops(x):
+    if queries.shape[1] * keys.shape[1] > MAX_PACKED_SCORES or not supports_loops(x):
         return None
     return queries, keys
 

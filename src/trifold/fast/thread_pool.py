@@ -7,7 +7,9 @@ milliseconds after each operator. Starting work on the OpenMP threads takes two 
 
 import ctypes
 import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from threading import Barrier
 from typing import Any, TypeAlias
 
@@ -16,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trifold.fast import compiled_interpreter
+from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.instruction import BFLOAT16, FLOAT32, INSTRUCTION, INT8, MATMUL, outputs_per_task
 from trifold.fast.int8 import Int8Weight, Weight
 from trifold.fast.openmp import contended, openmp
@@ -102,6 +104,45 @@ def is_readable(weight: Weight) -> bool:
     if isinstance(weight, Int8Weight):
         return weight.values.device.type == "cpu"
     return weight.device.type == "cpu" and weight.dtype in DTYPES and weight.is_contiguous()
+
+
+# --- batches in parallel --------------------------------------------------------------------------
+
+MAX_WORKERS = 8
+BATCH_TOKENS = 1024  # of a worker: matmuls are at their peak, and activations stay in the cache
+MIN_BATCH_TOKENS = 256  # below, matmuls on all threads are faster
+
+
+def workers_on(device: torch.device) -> int:
+    """How many threads read batches at once on a device: one for each CPU core, if the faster
+    versions are installed. Loops that run on one thread then leave no core idle.
+    """
+    if device.type != "cpu" or not enabled():
+        return 1
+    return min(torch.get_num_threads(), MAX_WORKERS)
+
+
+def share_of(total: int, batch_size: int, workers: int) -> int:
+    """The size of a batch of so many workers, out of `total` tokens. All together hold at most
+    `batch_size` tokens, as one does.
+    """
+    if workers == 1:
+        return batch_size
+    even = max(-(-total // workers), MIN_BATCH_TOKENS)
+    return max(1, min(batch_size // workers, BATCH_TOKENS, even))
+
+
+def map_on(workers: int, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """function(item) of each item, in order; several at once if there are several workers."""
+    if workers == 1 or len(items) < 2 or os.getpid() != MAIN_PROCESS:
+        return map(function, items)
+    return _shared_executor(workers, torch.get_num_threads()).map(function, items)
+
+
+@cache
+def _shared_executor(workers: int, threads: int) -> ThreadPoolExecutor:
+    """Kept, because what libraries prepare for a thread is lost with it."""
+    return executor_sharing_cores(workers)
 
 
 def executor_sharing_cores(workers: int) -> ThreadPoolExecutor:

@@ -59,6 +59,14 @@ class Inputs:
         """(B, T) True at real tokens, also of packed rows; None if all are."""
         return self.packing.attend if self.attend is None else self.attend
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, T), also of packed rows."""
+        if isinstance(self.packing, Packing):
+            return self.packing.shape
+        rows, columns = self.tokens.shape
+        return rows, columns
+
     def grid(self) -> Inputs:
         """These inputs with tokens (B, T), also if they are packed."""
         tokens = self.packing.grid(self.tokens[..., None])[..., 0]

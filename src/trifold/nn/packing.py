@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Unpacked(Enum):
@@ -89,6 +90,10 @@ class Packing:
     def length(self) -> int:
         """N, including padding."""
         return len(self.cell_of_token)
+
+    def fill(self, values: Tensor, padding: int) -> Tensor:
+        """(1, N) int64: the values (n_real,) of the tokens of all rows, then padding."""
+        return F.pad(values.long(), (0, self.length - self.n_real), value=padding)[None]
 
     def width(self, columns: int) -> int:
         """T, of inputs (1, N)."""

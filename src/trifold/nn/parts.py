@@ -668,6 +668,15 @@ def rules_of(config: CoreConfig) -> list[RulePart]:
     return [part for part in registry.registered_for(RulePart.place) if part.used(config)]
 
 
+def has_plain_attention(config: CoreConfig) -> bool:
+    """Whether self-attention is that of packed rows, its scores do not depend on positions, and no
+    rule restricts it: such layers are computed fastest from packed rows.
+    """
+    attention = part_of(AttentionPart, config)
+    scores = part_of(ScoresPart, config)
+    return attention.is_packed and scores is classical(ScoresPart) and not rules_of(config)
+
+
 def parts(config: CoreConfig) -> Iterator[Part]:
     """The parts of a config, place by place."""
     for place in PLACES:

@@ -103,7 +103,8 @@ def _pool(model: Transformer, inputs: Inputs, pooling: Pooling) -> Tensor:
         hidden = model(inputs)
     else:
         hidden = model.encode(inputs).hidden
-    real = inputs.attend
+    hidden = inputs.packing.grid(hidden)
+    real = inputs.real
     if real is None:
         real = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
     return POOLINGS[pooling](hidden, real)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -56,14 +57,15 @@ def features(
         )
 
     def apply(inputs: Inputs) -> list[Tensor]:
-        hidden = states_after(reader.model, inputs, layer).float()
-        real = inputs.attend
+        hidden = inputs.packing.grid(states_after(reader.model, inputs, layer)).float()
+        real = inputs.real
         if real is None:
             real = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         pooled = POOLINGS[pooling](hidden, real)
         # The vector of the whole is a row before those of the tokens.
         return [*torch.cat([pooled[:, None], hidden], dim=1)]
 
+    reader = replace(reader, in_parallel=False)  # `states_after` watches a hook point
     if reader.config.n_patches:
         return [*map(_of_picture, reader.run(texts, pairs, apply))]
     rows = reader.encode(texts, pairs)

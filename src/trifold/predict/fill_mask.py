@@ -72,7 +72,7 @@ def fill_mask(
         """
         scores = [
             head(states).softmax(-1)
-            for states in _mask_states(inputs.tokens == mask, inputs, reader)
+            for states in _mask_states(inputs.grid().tokens == mask, inputs, reader)
         ]
         best = [probabilities.topk(min(top_k, probabilities.shape[-1])) for probabilities in scores]
         return [torch.stack([values.double(), tokens.double()], 1) for values, tokens in best]
@@ -90,7 +90,7 @@ def _mask_states(masks: Tensor, inputs: Inputs, reader: ModelReader) -> list[Ten
     """
     embeddings = part_of(EmbeddingsPart, reader.config)
     if not embeddings.has_queries:
-        hidden = reader.model(inputs)
+        hidden = inputs.packing.grid(reader.model(inputs))
         return [states[is_mask] for states, is_mask in zip(hidden, masks, strict=True)]
     counts = masks.sum(1).tolist()
     # Each row's masks first; then any others, up to the largest number of masks.

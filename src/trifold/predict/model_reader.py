@@ -10,15 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.costs import Workload, check_request
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.fast.thread_pool import map_on, share_of, workers_on
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.memory import require_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.parts import EmbeddingsPart, part_of
+from trifold.nn.packing import Packing
+from trifold.nn.parts import EmbeddingsPart, has_plain_attention, part_of
 from trifold.predict.generate_texts import batches_by_length, pad_rows
 from trifold.text import Encoded, Tokenizer, Truncation
 from trifold.text.encoded import IdRows, check_strings, check_types
@@ -38,6 +41,7 @@ class ModelReader:
         does not name this option. places: names of the inputs in errors. on_done: called with the
         number of inputs of each finished batch. max_tokens: a lower limit than the positions.
         parse_special: whether special tokens in a text are parsed; None: as transformers does.
+        in_parallel: whether several batches may be read at once, not while hook points are watched.
     """
 
     model: Transformer
@@ -50,6 +54,7 @@ class ModelReader:
     on_done: Callable[[int], None] | None = None
     on_cut: Callable[[Truncation], None] | None = None
     parse_special: bool | None = None
+    in_parallel: bool = True
 
     @property
     def config(self) -> ModelConfig:
@@ -82,8 +87,10 @@ class ModelReader:
             return self._run_ids(self.encode_ids(texts, pairs), apply)
         if pairs is not None:
             raise UsageError("this model reads single images; remove the second texts")
-        batches = batches_by_length(np.ones(len(texts), np.int64), IMAGES_PER_BATCH)
-        return self._run(batches, lambda chosen: self.images(texts, chosen), apply)
+        lengths = np.ones(len(texts), np.int64)
+        return self._run(
+            lengths, IMAGES_PER_BATCH, lambda chosen: self.images(texts, chosen), apply
+        )
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Encoded]:
         """Encode texts, or pairs of texts.
@@ -153,37 +160,54 @@ class ModelReader:
         )
 
     def run_rows(self, rows: Sequence[Encoded], apply: Apply) -> list[Tensor]:
-        """Apply a function to each row; results are on the CPU and include padding at the end."""
+        """Apply a function to each row; results are on the CPU and include padding at the end.
+
+        The inputs of the function may be packed.
+        """
         return self._run_ids(IdRows.of(rows), apply)
 
     def _run_ids(self, rows: IdRows, apply: Apply) -> list[Tensor]:
-        batches = batches_by_length(rows.ids.lengths, self.batch_tokens)
-        return self._run(batches, lambda chosen: self._padded(rows, chosen), apply)
+        return self._run(
+            rows.ids.lengths, self.batch_tokens, lambda chosen: self._batch(rows, chosen), apply
+        )
 
-    @torch.no_grad()
     def _run(
-        self, batches: Sequence[np.ndarray], inputs: Callable[[list[int]], Inputs], apply: Apply
+        self,
+        lengths: NDArray[np.int64],
+        batch_size: int,
+        inputs: Callable[[list[int]], Inputs],
+        apply: Apply,
     ) -> list[Tensor]:
+        """Apply a function to the inputs of each batch. batch_size: what the lengths of a batch may
+        sum to, with padding.
+        """
         device = next(self.model.parameters()).device
+        workers = 1
+        if self.in_parallel and has_plain_attention(self.config):
+            workers = workers_on(device)
+        batches = batches_by_length(lengths, share_of(int(lengths.sum()), batch_size, workers))
+
+        @torch.no_grad()
+        def read(batch: NDArray[np.int64]) -> Sequence[Tensor] | Tensor:
+            batch_inputs = inputs(batch.tolist())
+            self._check_memory(batch_inputs)
+            return apply(batch_inputs.to(device))
+
         results: dict[int, Tensor] = {}
-        for batch in batches:
-            chosen = batch.tolist()
-            read = inputs(chosen)
-            self._check_memory(read)
-            with eval_mode(self.model):
-                outputs = apply(read.to(device))
-            if not results:
-                _check_results(outputs, sum(len(batch) for batch in batches))
-            for output in [outputs] if isinstance(outputs, Tensor) else outputs:
-                refuse_non_finite(output)
-            results |= zip(chosen, (output.cpu() for output in outputs), strict=True)
-            if self.on_done is not None:
-                self.on_done(len(chosen))
+        with eval_mode(self.model):
+            for batch, outputs in zip(batches, map_on(workers, read, batches), strict=True):
+                if not results:
+                    _check_results(outputs, len(lengths))
+                for output in [outputs] if isinstance(outputs, Tensor) else outputs:
+                    refuse_non_finite(output)
+                results |= zip(batch.tolist(), (output.cpu() for output in outputs), strict=True)
+                if self.on_done is not None:
+                    self.on_done(len(batch))
         return [results[number] for number in range(len(results))]
 
     def _check_memory(self, inputs: Inputs) -> None:
         """Raise NotEnoughMemoryError if a batch does not fit into memory."""
-        rows, width = inputs.tokens.shape
+        rows, width = inputs.shape
         if inputs.pixels is not None:
             rows = len(inputs.pixels)
             width = self.config.n_patches + 1
@@ -199,6 +223,24 @@ class ModelReader:
 
     # --- rows -> inputs ---------------------------------------------------------------------------
 
+    def _batch(self, rows: IdRows, chosen: Sequence[int]) -> Inputs:
+        """The chosen rows: packed if attention reads packed rows, else padded. An encoder-decoder
+        may read them twice, the second time shifted.
+        """
+        config = self.config
+        if config.shape == "encoder-decoder" or not has_plain_attention(config):
+            return self._padded(rows, chosen)
+        numbers = np.array(chosen, np.int64)
+        lengths = rows.ids.lengths[numbers]
+        packing = Packing.of(torch.from_numpy(lengths), always_pad=False)
+        ids = torch.from_numpy(rows.ids.joined(numbers, lengths))
+        inputs = Inputs(packing.fill(ids, config.pad_id), packing=packing)
+        if self._reads_types:
+            types = check_types(rows.types, config.n_token_types)
+            of_tokens = torch.from_numpy(types.joined(numbers, lengths))
+            inputs = replace(inputs, segments=packing.fill(of_tokens, 0))
+        return inputs
+
     def inputs(self, rows: Sequence[Encoded]) -> Inputs:
         """The rows, padded to the longest."""
         return self._padded(IdRows.of(rows), range(len(rows)))
@@ -208,10 +250,15 @@ class ModelReader:
         config = self.config
         numbers = np.array(chosen, np.int64)
         inputs = pad_rows(rows.ids, numbers, config.pad_id)
-        if config.reads_segments and self.required_tokenizer.has_token_types:
+        if self._reads_types:
             types = check_types(rows.types, config.n_token_types)
             inputs = replace(inputs, segments=types.padded(numbers, inputs.tokens.shape[1], 0))
         return inputs
+
+    @property
+    def _reads_types(self) -> bool:
+        """Whether the tokenizer gives the segments that the model reads."""
+        return self.config.reads_segments and self.required_tokenizer.has_token_types
 
     @property
     def _missing_end(self) -> int | None:

@@ -18,11 +18,9 @@ from trifold.nn.parts import (
     AttentionPart,
     BlockPart,
     FeedForwardPart,
-    ScoresPart,
     WalkPart,
-    classical,
+    has_plain_attention,
     part_of,
-    rules_of,
 )
 from trifold.recipe import Recipe, TrainSettings
 from trifold.train.device import Machine
@@ -196,13 +194,14 @@ def _is_packed(config: ModelConfig, length: int) -> bool:
     """Whether attention is that of packed rows in compiled loops, which saves the weights, and its
     output only once.
     """
-    attention = part_of(AttentionPart, config)
-    scores = part_of(ScoresPart, config)
-    is_plain = attention.is_packed and scores is classical(ScoresPart) and not rules_of(config)
     is_scaled = config.qk_norm or config.attention_scale or config.attention_scale_by_layer
     reads_weights = config.attention_dropout or config.attention_sinks or config.score_soft_cap
     is_shared = config.kv_heads < config.n_heads
-    return length <= 512 and is_plain and not (is_scaled or reads_weights or is_shared)
+    return (
+        length <= 512
+        and has_plain_attention(config)
+        and not (is_scaled or reads_weights or is_shared)
+    )
 
 
 def _saved_by_block(
