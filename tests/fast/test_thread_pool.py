@@ -108,6 +108,27 @@ def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent() -> None:
     assert child.exitcode == 0 and results.get() == expected
 
 
+def test_workers_share_the_threads_and_report_errors(two_threads: None) -> None:
+    def run(item: int) -> tuple[int, int, bool]:
+        if item < 0:
+            raise ValueError(item)
+        is_own = threading.current_thread() is threading.main_thread()
+        return item, torch.get_num_threads(), is_own
+
+    found = list(thread_pool.map_on(2, run, range(5)))
+    assert found == [(item, 1, False) for item in range(5)]
+    with pytest.raises(ValueError, match="-1"):
+        list(thread_pool.map_on(2, run, [1, -1, 2]))
+    assert list(thread_pool.map_on(1, run, [3])) == [(3, 2, True)]
+
+
+def test_batches_of_workers_hold_no_more_than_one_batch() -> None:
+    for total, size, workers in ((100_000, 4096, 2), (9000, 4096, 8), (3, 1, 4), (500, 4096, 2)):
+        share = thread_pool.share_of(total, size, workers)
+        assert 1 <= share <= max(1, size // workers)
+    assert thread_pool.share_of(5, 4096, 1) == 4096
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_do_not_depend_on_the_memory_address(kind: str) -> None:
     matrix = convert(torch.randn(64, 200), kind)

@@ -15,6 +15,7 @@ from tests.text import folders
 from trifold.errors import CheckpointError, DataError, TrifoldError, UsageError
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline, load
+from trifold.predict import model_reader
 from trifold.predict.predict import TASKS
 from trifold.text import (
     Tokenizer,
@@ -67,6 +68,16 @@ def _near(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_near, one, other))
     return bool(one == other)
+
+
+def test_batches_that_are_read_at_once_give_the_same_results_in_order(pipes, monkeypatch):
+    texts = [" ".join(folders.WORDS[n : n + 1 + n % 4]) for n in range(20)]
+    alone = [pipes["classify"].classify(text) for text in texts]
+    batches: list[int] = []
+    monkeypatch.setattr(model_reader, "workers_on", lambda device: 3)
+    together = pipes["classify"].classify(texts, batch_tokens=60, on_done=batches.append)
+    assert len(batches) > 3 and sum(batches) == len(texts)
+    assert _near(together, alone)
 
 
 def test_predictions_do_not_change_the_model(pipes):
