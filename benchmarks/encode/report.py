@@ -48,10 +48,10 @@ def table(lines: Lines) -> str:
             (
                 name,
                 precision,
-                f"{median(values):,.0f}",
-                f"{min(values):,.0f}–{max(values):,.0f}",
+                _speed(median(values)),
+                f"{_speed(min(values))}–{_speed(max(values))}",
                 f"**{ratio}**" if name == OURS else ratio,
-                f"{median(line['first'] for line in own):,.0f}",
+                _speed(median(line["first"] for line in own)),
                 f"{median(line['load_s'] for line in own):.2f} s",
                 f"{max(line['peak_rss_mb'] for line in own):,.0f} MB",
                 f"{min(line['cosine'] for line in own):.4f}",
@@ -60,6 +60,11 @@ def table(lines: Lines) -> str:
         )
     rule = "|".join("---" if title in TITLES[:2] else "---:" for title in TITLES)
     return "\n".join([_joined(TITLES), f"|{rule}|", *map(_joined, rows)])
+
+
+def _speed(value: float) -> str:
+    """At least two digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _joined(cells: Sequence[str]) -> str:

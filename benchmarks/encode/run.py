@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from report import table
+from report import speeds, table
 from setting import MEASURED, SHAPES
 
 HERE = Path(__file__).parent
@@ -105,11 +105,11 @@ def main() -> int:
         say("No runner finished.")
         return 1
 
-    rounds = len(record["machine"])
+    rounds = max(map(len, speeds(record["lines"]).values()))
     libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     block = (
         f"{args.model}, {args.count:,} {SHAPES[args.model].reads} to vectors, "
-        f"{date.today().isoformat()}: {rounds} interleaved rounds on {args.threads} threads; of "
+        f"{date.today().isoformat()}: {rounds} interleaved round(s) on {args.threads} threads; of "
         "each round the best warm call, and the median over the rounds. "
         f"{record['machine'][0]['processor']}, torch {record['machine'][0]['torch']}, {libraries}."
         f"\n\n{table(record['lines'])}"

@@ -13,7 +13,8 @@ import numpy as np
 ROWS = 32  # of a batch of the peers
 LONGEST = 256  # tokens of a text; sentence-transformers truncates to as many for MiniLM
 MEASURED = 1500  # inputs of a call by default
-CALIBRATION = 50  # batches, at most, of the inputs after these: for the static int8 of OpenVINO
+# Batches, at most, of the inputs after these, for the static int8 of OpenVINO.
+CALIBRATION = {"real": 50, "random": 5}
 FILE = Path("newstest_ende", "newstest2013.en.gz")
 VOCABULARY = 30522  # of the uncased tokenizer of BERT, which all models of texts share
 

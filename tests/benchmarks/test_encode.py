@@ -38,8 +38,8 @@ def test_a_ratio_compares_medians_with_the_best_peer_of_the_precision() -> None:
     ]
     assert rows == [
         ("OpenVINO", "fp32", "100", "100–100", "1.00×"),
-        ("trifold", "fp32", "50", "50–50", "**0.50×**"),
-        ("trifold", "bf16", "80", "80–80", "**–**"),
+        ("trifold", "fp32", "50.0", "50.0–50.0", "**0.50×**"),
+        ("trifold", "bf16", "80.0", "80.0–80.0", "**–**"),
         ("trifold", "int8", "330", "300–500", "**1.50×**"),
         ("OpenVINO", "int8", "220", "200–400", "1.00×"),
         ("ONNX Runtime", "int8", "110", "110–110", "0.50×"),
