@@ -11,6 +11,7 @@ from itertools import chain, islice
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from trifold.cli.overlap import OnDone, compute_ahead
 from trifold.cli.progress import TextProgress
 from trifold.cli.terminal import print_note
 from trifold.errors import DataError, UsageError, check_utf8
@@ -87,17 +88,20 @@ def generate_batches(
     reading = {"parse_special": parse_special, "prompt": settings.get("prompt")}
     holes = dict[str, None]()
 
-    def generate(n_before: int, indices: list[int], sources: list[str]) -> list[list[Output]]:
+    def generate(
+        n_before: int, indices: list[int], sources: list[str], on_done: OnDone
+    ) -> list[list[Output]]:
         places = [f"line {n_before + index + 1}" for index in indices]
         longest = pipeline.config.max_positions
         check_lengths(pipeline, sources, places, longest, remedy, **reading)
         unknown.extend(unknown_words(pipeline.reader, sources))
         holes.update(dict.fromkeys(unparsed_holes(pipeline, sources, parse_special)))
-        generated = generate_outputs(pipeline, sources, settings, on_done=progress, first=n_before)
+        generated = generate_outputs(pipeline, sources, settings, on_done=on_done, first=n_before)
         limits.extend(map(end_of, chain.from_iterable(generated)))
         return generated
 
-    for text, outputs in in_batches(texts, batch_size or BATCH, pipeline.reader.encode, generate):
+    size = batch_size or BATCH
+    for text, outputs in in_batches(texts, size, pipeline.reader.encode, generate, progress):
         yield text, outputs or []
     warn_unknown(pipeline, unknown)
     warn_holes(holes)
@@ -124,31 +128,63 @@ def check_lengths(
     raise DataError(f"{places[number]}: {size}; {remedy}")
 
 
+class _Part(NamedTuple):
+    """Items that are computed together. n_before: items before them. indices: of those with
+    content.
+    """
+
+    n_before: int
+    items: list[Any]
+    indices: list[int]
+
+
 def in_batches(
     items: Iterable[Item],
     size: int,
     contents: Callable[[list[Item]], Sequence[object]],
-    run: Callable[[int, list[int], list[Item]], Sequence[Result]],
+    run: Callable[[int, list[int], list[Item], OnDone], Sequence[Result]],
+    on_done: OnDone,
+    *,
+    first: int = 0,
+    workers: int = 1,
 ) -> Iterator[tuple[Item, Result | None]]:
     """Yield each item with its result, or None if its content is empty; print how many are.
 
-    run: the results of some items of a batch, given the number of items before the batch and their
-    indices in it.
+    run: the results of some items of a batch, given the number of items before the batch, their
+    indices in it, and what to call with the number of finished ones. first: the number of items
+    before these. workers: batches that are computed at once, while others are read.
     """
-    stream = iter(items)
+
+    def compute(part: _Part, on_done: OnDone) -> dict[int, Result]:
+        if not part.indices:
+            return {}
+        filled = [part.items[index] for index in part.indices]
+        results = run(part.n_before, part.indices, filled, on_done)
+        return dict(zip(part.indices, results, strict=True))
+
     n_read = 0
     n_blank = 0
-    while batch := list(islice(stream, size)):
-        indices = [index for index, content in enumerate(contents(batch)) if content]
-        results: dict[int, Result] = {}
-        if indices:
-            filled = [batch[index] for index in indices]
-            results = dict(zip(indices, run(n_read, indices, filled), strict=True))
-        yield from ((item, results.get(index)) for index, item in enumerate(batch))
-        n_read += len(batch)
-        n_blank += len(batch) - len(indices)
+    parts = _read_parts(items, size, contents, first)
+    for part, results in compute_ahead(compute, parts, on_done, workers, is_continued=first > 0):
+        yield from ((item, results.get(index)) for index, item in enumerate(part.items))
+        n_read += len(part.items)
+        n_blank += len(part.items) - len(part.indices)
     if n_blank:
         print_note(f"{n_blank:,} of {n_read:,} lines are blank; their output is blank too")
+
+
+def _read_parts(
+    items: Iterable[Item],
+    size: int,
+    contents: Callable[[list[Item]], Sequence[object]],
+    first: int,
+) -> Iterator[_Part]:
+    """The items in parts of `size`, with those that have content."""
+    stream = iter(items)
+    while batch := list(islice(stream, size)):
+        indices = [index for index, content in enumerate(contents(batch)) if content]
+        yield _Part(first, batch, indices)
+        first += len(batch)
 
 
 REPETITION = "repetition"

@@ -36,11 +36,18 @@ from trifold.cli.options import (
     option_words,
     with_options,
 )
+from trifold.cli.overlap import OnDone
 from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.progress import TextProgress
 from trifold.cli.table_output import RECORDS, SUFFIXES, Format, write_table
 from trifold.cli.tables import Input, image_inputs, is_table, open_table
-from trifold.cli.terminal import check_output, open_output, print_note, print_result
+from trifold.cli.terminal import (
+    check_output,
+    is_regular_file,
+    open_output,
+    print_note,
+    print_result,
+)
 from trifold.data.dialects import Dialect
 from trifold.data.files import TABLE_FORMATS, list_files
 from trifold.errors import DataError, UsageError, check_utf8, plural
@@ -313,6 +320,27 @@ class Opened(NamedTuple):
     is_piped: bool = False
 
 
+def _predictions(
+    opened: Opened, inputs: Iterator[Input], size: int, on_done: OnDone, *, first: int = 0
+) -> Iterator[tuple[Input, Any]]:
+    """Each input with its prediction, as `in_batches` yields them.
+
+    A pipe is not read ahead: the next line may come much later.
+    """
+    predictor = opened.predictor
+
+    def predict(
+        n_before: int, indices: list[int], batch: list[Input], on_done: OnDone
+    ) -> Sequence[Any]:
+        return predictor.predict(batch, n_before, on_done)
+
+    workers = 1
+    if not opened.is_piped or is_regular_file(sys.stdin):
+        workers = predictor.workers()
+    contents = partial(predictor.contents, is_piped=opened.is_piped)
+    yield from in_batches(inputs, size, contents, predict, on_done, first=first, workers=workers)
+
+
 # --- vectors --------------------------------------------------------------------------------------
 
 
@@ -339,14 +367,8 @@ def _predict_vectors(
     from trifold.predict.features import check_layer
 
     predictor = opened.predictor
-    progress = TextProgress()
-
-    def predict(n_read: int, indices: list[int], batch: list[Input]) -> Sequence[Any]:
-        return predictor.predict(batch, n_read, progress)
-
-    contents = partial(predictor.contents, is_piped=opened.is_piped)
     size = batch_size or SMALL_BATCH
-    results = in_batches(opened.read_items(), size, contents, predict)
+    results = _predictions(opened, opened.read_items(), size, TextProgress())
     if out is not None:
         check_arrays(out, predictor)
         write_arrays(out, predictor, results)
@@ -367,24 +389,21 @@ def _predict_rows(
 
     source = request.texts[0]
     opened = _open_rows(request)
-    predictor, read_items, dialect = opened.predictor, opened.read_items, opened.dialect
+    predictor = opened.predictor
     columns = added_columns(predictor)
     size = batch_size or _usual_size(predictor)
 
     def rows(
         inputs: Iterator[Input], first: int, advance: Callable[[int], None]
     ) -> Iterator[tuple[Input, dict[str, Any]]]:
-        def predict(n_read: int, indices: list[int], batch: list[Input]) -> Sequence[Any]:
-            return predictor.predict(batch, first + n_read, advance)
-
-        for item, prediction in in_batches(inputs, size, predictor.contents, predict):
+        for item, prediction in _predictions(opened, inputs, size, advance, first=first):
             advance(int(prediction is None))
             values = cells(predictor, item, prediction)
             yield item, dict(zip(columns, values, strict=True))
 
     key = command + repr(_digests(source, request.model, out))
-    form = Format.of(out, source, dialect)
-    write_table(read_items, out, form, columns, key, size, rows, overwrite=overwrite)
+    form = Format.of(out, source, opened.dialect)
+    write_table(opened.read_items, out, form, columns, key, size, rows, overwrite=overwrite)
     return predictor
 
 
@@ -471,17 +490,12 @@ def _predict_lines(
     words = option_words(**options, json=as_json or None, out=out)
     opened = _open_lines(request, as_text=as_text, words=words)
     predictor = opened.predictor
-    progress = TextProgress()
-
-    def predict(n_read: int, indices: list[int], batch: list[Input]) -> Sequence[Any]:
-        return predictor.predict(batch, n_read, progress)
-
     # A person who types expects an output after each line.
     is_typed = opened.is_piped and sys.stdin.isatty()
     size = 1 if is_typed else batch_size or _usual_size(predictor)
-    contents = partial(predictor.contents, is_piped=opened.is_piped)
+    predictions = _predictions(opened, opened.read_items(), size, TextProgress())
     with open_output(out) as results:
-        for item, prediction in in_batches(opened.read_items(), size, contents, predict):
+        for item, prediction in predictions:
             if as_json:
                 line = format_json(item, predictor, prediction)
             else:

@@ -4,6 +4,7 @@ batches of inputs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ from trifold.text.annotation import unknown_words
 
 MAX_UNKNOWN = 10_000  # words from which no more are looked for
 MAX_KNOWN = 100_000  # words that are remembered
+SMALL_MODEL = 2**22  # weights of layers, which take about a millisecond per text
+MAX_WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Predictor:
     unknown: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     truncation: Truncation = field(default_factory=Truncation)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def config(self) -> ModelConfig:
@@ -78,12 +82,29 @@ class Predictor:
         """Whether the prediction is a number."""
         return self.config.problem_type == REGRESSION
 
+    def workers(self) -> int:
+        """The number of batches to compute at once, in threads that share the cores.
+
+        A small model takes less time than reading and writing, which one thread does. A large one
+        uses all cores for each batch.
+        """
+        import torch
+
+        stacks = (getattr(self.pipeline.model, side) for side in self.config.stacks)
+        weights = sum(weight.numel() for stack in stacks for weight in stack.parameters())
+        is_alone = self.generates or self.config.n_patches or self.task == "features"
+        if is_alone or weights > SMALL_MODEL or self.pipeline.device.type != "cpu":
+            return 1
+        return min(torch.get_num_threads(), MAX_WORKERS)
+
     # --- inputs -----------------------------------------------------------------------------------
 
     def contents(self, batch: Sequence[Input], *, is_piped: bool = False) -> list[object]:
         """Whether there is something to read in each input. A text of the command line is read as
-        it is; a row, only with a letter, a digit or a token in each of its texts.
+        it is; a row, only with a letter, a digit or a token in each of its texts. Notes words that
+        the tokenizer does not know.
         """
+        self._note_unknown_words(batch)
         if self.pipeline.tokenizer is None or not batch[0].row:
             return [not is_piped or bool(item.text.strip()) for item in batch]
         return [all(map(self._has_content, _texts_of(item))) for item in batch]
@@ -99,7 +120,6 @@ class Predictor:
         """The predictions of a batch, which `first` inputs precede. on_done: called with the number
         of inputs that were finished.
         """
-        self._note_unknown_words(batch)
         if self.generates:
             return self._generate(batch, first, on_done)
         texts = [item.text for item in batch]
@@ -120,12 +140,16 @@ class Predictor:
         texts = (" ".join(_texts_of(item)) for item in batch)
         self.unknown.extend(unknown_words(self.pipeline.reader, texts, self.known))
 
+    def _count_cut(self, truncation: Truncation) -> None:
+        with self._lock:
+            self.truncation.merge(truncation)
+
     def _options_for(
         self, batch: Sequence[Input], on_done: Callable[[int], None]
     ) -> dict[str, Any]:
         """The options of `Pipeline.predict` for a batch."""
         options: dict[str, Any] = {"places": [item.place for item in batch], "on_done": on_done}
-        options |= {"on_cut": self.truncation.merge, **given(**self.options)}
+        options |= {"on_cut": self._count_cut, **given(**self.options)}
         if self.task == "choose" and any(item.choices for item in batch):
             options["choices"] = [item.choices for item in batch]
             options["questions"] = [item.question for item in batch]

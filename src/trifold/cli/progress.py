@@ -125,10 +125,12 @@ def count_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         pace = Pace()
         count = 0
+        lock = threading.Lock()
 
         def advance(more: int) -> None:
             nonlocal count
-            count += more
+            with lock:
+                count += more
             if count < total and pace.is_due():
                 print_note(f"{title}: {count:,} of {total:,}")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -159,15 +160,16 @@ def write_table(
         state = _read_state(part, state_file, key, overwrite=overwrite)
         columns += names.values()
         left = total - state["rows"]
+        rows = islice(read_items(), state["rows"], None)
         with (
             continued_by_the_same_command(),
             part.open("ab") as file,
             count_progress("new rows", left) as advance,
+            closing(predict(rows, state["rows"], advance)) as results,
         ):
             file.truncate(state["bytes"])
             if not state["rows"]:
                 disk.put(file, form.header(columns))
-            results = predict(islice(read_items(), state["rows"], None), state["rows"], advance)
             while window := [*islice(results, size)]:
                 for item, values in window:
                     new_values = {names[name]: value for name, value in values.items()}

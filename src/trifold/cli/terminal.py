@@ -7,6 +7,7 @@ the width of the terminal, or 80 columns.
 import errno
 import io
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,14 @@ def check_output(out: Path | None, *sources: str, overwrite: bool) -> None:
         )
     check_not_read(out, *sources)
     disk.check_free(out, overwrite=overwrite)
+
+
+def is_regular_file(stream: TextIO) -> bool:
+    """Whether a stream reads a file on a disk, which has all of its lines."""
+    try:
+        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:  # no file of the system
+        return False
 
 
 @contextmanager

@@ -106,8 +106,7 @@ def unknown_words(
     words = [word for word in _different_words(tokenizer, "\n".join(texts)) if word not in known]
     rows = zip(words, tokenizer.encode(words), strict=True)
     unknown = [word for word, ids in rows if count_unknown(tokenizer, np.array(ids, np.int32))]
-    known.update(words)
-    known.difference_update(unknown)
+    known.update({*words}.difference(unknown))
     return unknown
 
 
