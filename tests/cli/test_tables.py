@@ -16,7 +16,8 @@ from tests.text.folders import WORDS
 import trifold as library
 from trifold import disk
 from trifold.cli.predict import _digests
-from trifold.cli.tables import open_table
+from trifold.cli.predictor import Predictor
+from trifold.cli.tables import open_table, print_once
 from trifold.cli.terminal import check_not_read
 from trifold.errors import UsageError
 from trifold.recipe import load_recipe
@@ -143,12 +144,14 @@ def test_a_column_of_few_values_may_be_a_label(tmp_path, capsys):
 
 @pytest.mark.parametrize("torn", [b"", b'7,"half of'])
 @pytest.mark.parametrize("windows", [0, 1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_output_continues_to_the_same_bytes(
-    trifold, models, tmp_path, monkeypatch, windows, torn
+    trifold, models, tmp_path, monkeypatch, windows, torn, workers
 ):
     table = write(tmp_path / "a.csv")
     command = ["predict", str(models["classify"]), str(table), "--batch-size", "4", "--out"]
     assert trifold(*command, str(tmp_path / "whole.csv")).code == 0
+    monkeypatch.setattr(Predictor, "workers", lambda self: workers)
     flushed, flush = [], disk.flush
 
     def interrupt(file):
@@ -168,6 +171,37 @@ def test_an_interrupted_output_continues_to_the_same_bytes(
     assert done.code == 0, done.err
     assert (f"continues after row {4 * windows}" in done.err) == (windows > 0)
     assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "embed", "answer"])
+def test_workers_write_the_same_bytes_and_messages(trifold, models, tmp_path, monkeypatch, task):
+    rows = [*ROWS[:9], *({**row, "text": f"{row['text']} ☃{row['id']}"} for row in ROWS[:9])]
+    rows += ROWS[10:]
+    if task == "answer":
+        rows = [{"question": row["text"], "context": "the fox"} for row in rows[:18]]
+    table = write(tmp_path / "a.jsonl", rows)
+    outputs = []
+    for workers in (1, 3):
+        monkeypatch.setattr(Predictor, "workers", lambda self, workers=workers: workers)
+        print_once.cache_clear()
+        out = tmp_path / f"{workers}.jsonl"
+        command = ["predict", str(models[task]), str(table), "--batch-size", "3"]
+        done = trifold(*command, "--on-overflow", "truncate", "--out", str(out))
+        assert done.code == 0, done.err
+        outputs.append((out.read_bytes(), done.err))
+    assert outputs[0] == outputs[1]
+
+
+def test_workers_write_all_windows_before_a_text_that_is_too_long(
+    trifold, models, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Predictor, "workers", lambda self: 3)
+    rows = [*ROWS[:7], {**ROWS[0], "text": "fox " * 99}, *ROWS[:9]]
+    table = write(tmp_path / "a.csv", rows)
+    command = ["predict", str(models["classify"]), str(table), "--batch-size", "3"]
+    done = trifold(*command, "--out", str(tmp_path / "b.csv"))
+    assert done.code == 1 and "a.csv:9: 101 tokens" in done.err
+    assert (tmp_path / "b.csv.part").read_text("utf-8").count("\n") == 1 + 6
 
 
 @pytest.mark.parametrize("other", ["input", "model", "option"])
