@@ -191,9 +191,9 @@ def _precision(kernel: str, args: tuple[Any, ...]) -> str:
 
     if kernel.endswith("CompiledDecoder.run"):
         decoder = args[0]
-        weights = [matmul.weight for matmuls in decoder.matmuls for matmul in matmuls]
-        if weights:
-            return f"{_precision('', tuple(weights))} by a library"
+        if decoder.uses_library:
+            dtype = decoder.matmuls[0][0].weight.dtype
+            return f"{str(dtype).removeprefix('torch.')} by a library"
         from trifold.fast.instruction import MATMUL
 
         program = decoder.program

@@ -44,23 +44,22 @@ def sublayers(block: Any) -> list[Any]:
 
 
 class Matmul(NamedTuple):
-    """A matmul of a library: x (R, K) and weight (N, K) of one type.
+    """A matmul of a library: x (R, K) and weight (N, K) of one type; in int8 weight is (K, N).
 
-    finish: the instruction that reads its result. sums: a buffer (R, N) for int32 results.
+    finish: the instruction that reads its result. sums: a buffer (R, N) for the int32 results of
+    int8.
     """
 
     finish: int
     x: Tensor
-    weight: Weight
+    weight: Tensor
     sums: Tensor | None
 
     def execute(self, rows: int) -> Tensor:
         """The products (R, N) of the first `rows` of x; of int8 their int32 sums."""
-        x = self.x[:rows]
-        if isinstance(self.weight, Int8Weight):
-            assert self.sums is not None, "see `_add_library_matmul`"
-            return torch._int_mm(x, self.weight.values.t(), out=self.sums[:rows])
-        return linear(x, self.weight)
+        if self.sums is not None:
+            return torch._int_mm(self.x[:rows], self.weight, out=self.sums[:rows])
+        return linear(self.x[:rows], self.weight)
 
 
 class CompiledDecoder:
@@ -172,18 +171,20 @@ class CompiledDecoder:
         x, scales = self._convert(x, weight)
         if fields["waits"]:
             self.matmuls.append([])
-        sums = None
         outputs = weight.shape[0]
         fields |= {"outputs": outputs}
         if isinstance(weight, Int8Weight):
+            matrix = weight.values.t()
             # Results overwrite their sums, unless they are combined with the current output.
             in_place = fields["mode"] == ins.SET
             sums = out.view(torch.int32) if in_place else self._buffer("sums", outputs, torch.int32)
             fields |= {"opcode": ins.DEQUANTIZE, "dtype": ins.FLOAT32}
             fields |= {"weight": scales, "scales": weight.scales}
         else:
+            matrix = weight
+            sums = None
             fields |= {"opcode": ins.FINISH, "dtype": DTYPES[weight.dtype]}
-        self.matmuls[-1].append(Matmul(len(self.fields), x, weight, sums))
+        self.matmuls[-1].append(Matmul(len(self.fields), x, matrix, sums))
         self._add(out, **fields)
 
     def _convert(self, x: Tensor, weight: Weight) -> tuple[Tensor, Tensor | None]:

@@ -2,9 +2,9 @@
 
 The stack is translated into instructions once per cache (compiled_decoder.py) and executed by
 interpreter.py; a library multiplies more than FEW_ROWS rows. The plain step runs for everything
-that is not supported: weights of another type than the states of many rows; gradients; windows over
-padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with fewer than
-MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
+that is not supported: many rows in automatic casts, or with int8 weights in fp32; gradients;
+windows over padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with
+fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
 from collections.abc import Iterator
@@ -158,15 +158,13 @@ def _are_supported_weights(weights: list[Any]) -> bool:
 
 
 def _library_multiplies(weights: list[Any], x: Tensor) -> bool:
-    """Whether a library multiplies many rows in the type of the weights: as x and all of them, or
-    exactly in int8.
-    """
+    """Whether a library multiplies many rows: floating-point weights, or int8 weights exactly."""
     if is_autocast(x):
         return False
-    if any(isinstance(weight, Int8Weight) for weight in weights):
-        is_int8 = all(isinstance(weight, Int8Weight) for weight in weights)
-        return is_int8 and x.dtype is torch.bfloat16 and int_mm_is_exact()
-    return all(weight.dtype is x.dtype for weight in weights)
+    is_int8 = [isinstance(weight, Int8Weight) for weight in weights]
+    if any(is_int8):
+        return all(is_int8) and x.dtype is torch.bfloat16 and int_mm_is_exact()
+    return True
 
 
 def _modules(stack: Stack) -> Iterator[nn.Module]:
