@@ -49,7 +49,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], tup
 
     def load(function: Any) -> tuple[int, Any]:
         monkeypatch.setattr(
-            interpreter, "compiled", function and (lambda: cfunc(POINTER)(function))
+            interpreter, "compiled", function and (lambda *_, **__: cfunc(POINTER)(function))
         )
         return machine_code._load.__wrapped__()
 

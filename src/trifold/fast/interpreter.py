@@ -153,13 +153,18 @@ def _run_thread(job: Any) -> None:
     _execute(program, taken, done, atomic_add(fields, 4, 1), threads)
 
 
-def compiled() -> Any:
-    """`_run_thread` as a C function compiled by Numba, which has an address."""
+def compiled(source_hash: int, *, cache: bool = False) -> Any:
+    """`_run_thread` as a C function compiled by Numba, which has an address.
+
+    cache: whether Numba keeps it on disk. It finds it by this file and by the values in the closure
+    of the function: the hash of all source files.
+    """
 
     def run_thread(job: Any) -> None:
-        _run_thread(job)
+        if source_hash != 0:
+            _run_thread(job)
 
-    return cfunc(types.void(types.CPointer(types.int64)))(run_thread)
+    return cfunc(types.void(types.CPointer(types.int64)), cache=cache)(run_thread)
 
 
 def module_of(function: Any, symbol: str) -> Any:

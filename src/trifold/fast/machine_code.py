@@ -3,6 +3,7 @@
 Numba needs half a second to be imported and to load what it has compiled before. A process that
 finds the machine code of an earlier one loads it with llvmlite, which is part of Numba and needs a
 tenth of that. Every process executes the code that is on disk, also the one that has compiled it.
+On Windows, where this is not tested, Numba keeps the code.
 """
 
 import ctypes
@@ -65,7 +66,10 @@ def _load() -> tuple[int, Any]:
     if content is None:
         from trifold.fast.interpreter import compiled, module_of  # imports Numba
 
-        function = compiled()
+        is_windows = os.name == "nt"
+        function = compiled(int(_key()[:14], 16), cache=is_windows)
+        if is_windows:
+            return function.address, function
         module = module_of(function, SYMBOL)
         if not _external(module) <= EXTERNAL:  # another version of Numba calls its runtime
             return function.address, function
@@ -142,9 +146,13 @@ def _folders() -> Iterator[Path]:
     yield Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "trifold"
 
 
-@cache
 def _name() -> str:
-    """The name of the object file of these sources, libraries and this processor."""
+    return f"interpreter-{_key()[:32]}.o"
+
+
+@cache
+def _key() -> str:
+    """The hash of these sources, libraries and this processor."""
     key = sha256()
     for name in SOURCES:
         key.update((FOLDER / f"{name}.py").read_bytes())
@@ -153,4 +161,4 @@ def _name() -> str:
         *(llvm.get_host_cpu_name(), _features()),
     ):
         key.update(part.encode())
-    return f"interpreter-{key.hexdigest()[:32]}.o"
+    return key.hexdigest()
