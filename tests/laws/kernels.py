@@ -40,6 +40,9 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
         f"{each}{by}" for each in (*TYPES, "int8") for by in ("", " by a library")
     ),
     "_LinearCrossEntropy.backward": ("float32",),  # the gradient of a loss
+    "onednn_linear": ("float32",),
+    "_OnednnLinear.forward": ("float32",),
+    "_OnednnLinear.backward": ("float32",),
     "MATMUL": (*TYPES, "int8"),
     "NORM": ("float32",),
     "ROUND": ("bfloat16",),

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from trifold import fast
 from trifold.fast import int8
+from trifold.fast.matmul import Rule
 
 # module and name -> value
-THRESHOLDS: dict[str, int] = {
+THRESHOLDS: dict[str, Any] = {
     "trifold.fast.attention.MIN_WIDTH": 0,
     "trifold.fast.attention.QUERY_BLOCK": 8,
     "trifold.fast.cross_entropy.CHUNK": 8,
@@ -25,6 +26,7 @@ THRESHOLDS: dict[str, int] = {
     "trifold.fast.int8_training.MIN_ROWS": 1,
     "trifold.fast.int8_training.MIN_WEIGHTS": 0,
     "trifold.fast.layers.MIN_WEIGHTS": 0,
+    "trifold.fast.matmul.rule": lambda: Rule(rows=0, width=0, size=0, reuse=0),
     "trifold.fast.sparse.BLOCK": 4,
     "trifold.nn.variants.linear_attention.CHUNK": 4,
     "trifold.nn.variants.linear_attention.SEGMENT": 8,

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from trifold.fast import as_array, compiled_loops, is_autocast, supports_loops
 from trifold.fast.int8 import Int8Weight
+from trifold.fast.matmul import add_matmul, library, linear, matmul
 from trifold.nn.gradients import first_order
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
@@ -52,7 +53,7 @@ def _without_gradient(
         targets = targets[has_target]
     loss = nll = torch.zeros((), device=hidden.device)
     for rows, labels in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
-        log_probabilities = F.linear(rows, weight, bias).float().log_softmax(-1)
+        log_probabilities = linear(rows, weight, bias).float().log_softmax(-1)
         picked = -log_probabilities.gather(-1, labels[:, None]).sum()
         nll = nll + picked
         loss = loss + (1 - smoothing) * picked - smoothing * log_probabilities.mean(-1).sum()
@@ -86,10 +87,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         nll = uniform = d_weight.new_zeros(())
         mean_weight = weight.float().mean(0)
-        # Matmuls are faster with chunks (classes, rows) than with their transposes. Those of fp32
-        # also read a transposed matrix in place and can add to d_weight; those of bf16 cannot.
+        # Matmuls are faster with chunks (classes, rows) than with their transposes. PyTorch's
+        # library for fp32 also reads a transposed matrix in place; oneDNN copies it in each call.
         is_float32 = hidden.dtype is torch.float32
-        weight_t = weight.t() if is_float32 else weight.t().contiguous()
+        weight_t = weight.t()
+        if not is_float32 or library() == "onednn":
+            weight_t = weight_t.contiguous()
         buffer = hidden.new_empty(classes * min(CHUNK, rows))
         for start in range(0, rows, CHUNK):
             chunk = slice(start, min(start + CHUNK, rows))
@@ -97,19 +100,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
             real = has_target[chunk]
             label = labels[chunk]
             z = buffer[: classes * len(h)].view(classes, len(h))
-            torch.mm(weight, h.t(), out=z)
+            z = matmul(weight, h.t(), out=z)
             if bias is not None:
                 z += bias[:, None]
             inverse_sum, picked = _softmax_in_place(z, h, targets[chunk], weight, bias)
             nll = nll + picked.sum()
             h32 = h.float() * real[:, None]  # h is the caller's memory
             if is_float32:
-                d_weight.addmm_(z, h32 * inverse_sum[:, None])
+                add_matmul(d_weight, z, h32 * inverse_sum[:, None])
             else:
                 _accumulate(d_weight, torch.mm(z, (h32 * inverse_sum[:, None]).to(hidden.dtype)))
             if d_bias is not None:
                 d_bias += (z * inverse_sum).sum(1)
-            d_hidden[chunk] = torch.mm(weight_t, z).t()
+            d_hidden[chunk] = matmul(weight_t, z).t()
             # The one-hot part, a look-up, and the uniform part, which has rank one.
             label_weight = weight[label].float()
             d_h = d_hidden[chunk].float().mul_(inverse_sum[:, None])

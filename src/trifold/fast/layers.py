@@ -31,6 +31,7 @@ from trifold.fast import (
 from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, QUANTIZE
 from trifold.fast.int8 import Int8Weight, Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
+from trifold.fast.matmul import linear as float_linear, weight_gradient
 from trifold.fast.openmp import adapt_to_contention
 from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
 from trifold.nn.gradients import first_order
@@ -40,7 +41,6 @@ from trifold.nn.ops import (
     dropout as plain_dropout,
     gelu_tanh as plain_gelu_tanh,
     layer_norm as plain_layer_norm,
-    linear as plain_linear,
 )
 from trifold.nn.rng import thread_rng
 
@@ -64,7 +64,7 @@ def linear(
     if supports_few_row_linear(x, weight, bias):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
     if not isinstance(weight, Int8Weight):
-        return plain_linear(x, weight, bias, dtype)
+        return float_linear(x, weight, bias).to(dtype or x.dtype)
     if supports_int8_linear(x, weight) and (dtype or x.dtype) in DTYPES:
         return int8_linear(x, weight, bias, dtype)
     return weight.linear(x, bias).to(dtype or x.dtype)
@@ -183,7 +183,7 @@ def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     bias = torch.cat(biases) if biases else None
     if any(isinstance(layer, Int8TrainedLinear) for layer in layers):
         return int8_training_linear(x, weight, bias).to(x.dtype)
-    return F.linear(x, weight, bias)
+    return float_linear(x, weight, bias)
 
 
 # --- recomputed activations -----------------------------------------------------------------------
@@ -235,16 +235,17 @@ class _ActivationLinear(torch.autograd.Function):
         ctx.activation = activation
         ctx.save_for_backward(weight, *inputs)
         _, inner = _activate(activation, inputs)
-        return F.linear(inner.detach(), weight, bias)
+        return float_linear(inner.detach(), weight, bias)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (weight, *inputs), needed = gradients, ctx.saved_tensors, ctx.needs_input_grad
         inputs, inner = _activate(ctx.activation, inputs)
-        d_inputs = torch.autograd.grad(inner, inputs, g @ weight)
+        d_inputs = torch.autograd.grad(inner, inputs, float_linear(g, weight.t()))
         flat = g.reshape(-1, g.shape[-1])
-        d_weight = flat.mT @ inner.detach().reshape(-1, inner.shape[-1]) if needed[1] else None
+        flat_inner = inner.detach().reshape(-1, inner.shape[-1])
+        d_weight = weight_gradient(flat, flat_inner) if needed[1] else None
         d_bias = flat.sum(0) if needed[2] else None
         return None, d_weight, d_bias, *d_inputs
 
