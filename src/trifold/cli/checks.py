@@ -18,6 +18,7 @@ from trifold.data.catalog import data_folder
 from trifold.errors import plural
 from trifold.fast import compiled_interpreter, compiled_loops
 from trifold.fast.int8_training import int8_training_obstacle
+from trifold.fast.matmul import VARIABLE, library
 from trifold.installation import (
     DISTRIBUTION,
     extras,
@@ -156,6 +157,13 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+# Library of matmuls in float32 -> how it is described.
+MATMUL = {
+    "onednn": f"oneDNN for large matrices ({VARIABLE}=pytorch: never)",
+    "pytorch": "the library of PyTorch's operators",
+}
+
+
 def _processor() -> Iterator[Check]:
     section = "processor"
     yield Check(section, "processor", f"{processor_name()}, {platform.machine()}")
@@ -167,6 +175,7 @@ def _processor() -> Iterator[Check]:
     if multiplies_bf16_fast(cpu):
         reason = "which this processor multiplies faster than float32"
     yield Check(section, "arithmetic", f"{precision} by default: {reason}")
+    yield Check(section, "matmul in float32", MATMUL[library()])
     obstacle = int8_training_obstacle(cpu)
     text = f"not available: {obstacle}" if obstacle else "available (train.precision=int8)"
     yield Check(section, "int8 training", text)

@@ -138,17 +138,17 @@ def supports_onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bo
     sees the tensors.
     """
     least = rule()
-    if least is None or x.dtype is not torch.float32 or not _has_shapes(x, weight, bias):
+    if least is None or x.dtype is not torch.float32 or not is_eager_cpu(x):
+        return False
+    size = x.numel() * weight.shape[0]
+    if size < least.size or size == 0:
+        return False
+    if is_autocast(x) or _is_observed() or not _has_shapes(x, weight, bias):
         return False
     outputs, inputs = weight.shape
-    size = x.numel() * outputs
-    if size == 0 or size < least.size or min(inputs, outputs) < least.width:
+    if min(inputs, outputs) < least.width or x.numel() < least.rows * inputs:
         return False
-    if x.numel() < least.rows * inputs:
-        return False
-    if outputs < least.reuse and not x.is_contiguous():
-        return False
-    return is_eager_cpu(x) and not is_autocast(x) and not _is_observed()
+    return outputs >= least.reuse or x.is_contiguous()
 
 
 def _has_shapes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

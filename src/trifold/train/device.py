@@ -19,6 +19,7 @@ from trifold import fast
 from trifold.errors import SettingsError, UsageError
 from trifold.fast import compiled_loops
 from trifold.fast.int8_training import int8_training_obstacle
+from trifold.fast.matmul import library
 from trifold.memory import find_device
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
@@ -247,6 +248,7 @@ def environment(machine: Machine) -> dict[str, Any]:
         "ranks": machine.ranks.world,
         "compiled": bool(machine.compiles),
         "fast": fast.enabled(),
+        "fp32_matmul": library() if fast.enabled() else "pytorch",
     }
 
 
