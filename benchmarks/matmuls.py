@@ -58,12 +58,12 @@ def compare(
     calls[0]()
     repeats = max(1, int(BATCH_SECONDS / (time.perf_counter() - start)))
     seconds: list[list[float]] = [[], []]
-    for _ in range(rounds):
-        for call, times in zip(calls, seconds, strict=True):
+    for number in range(rounds):
+        for index in (number % 2, 1 - number % 2):
             start = time.perf_counter()
             for _ in range(repeats):
-                call()
-            times.append((time.perf_counter() - start) / repeats)
+                calls[index]()
+            seconds[index].append((time.perf_counter() - start) / repeats)
     return median(seconds[0]), median(seconds[1])
 
 

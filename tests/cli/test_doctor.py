@@ -17,6 +17,7 @@ from trifold import installation
 from trifold.cli import checks, speed
 from trifold.cli.doctor import speed_checks
 from trifold.cli.speed import Speed, SpeedTest
+from trifold.fast import matmul
 from trifold.installation import extras, install_command, pip_command
 
 pytestmark = pytest.mark.slow
@@ -55,6 +56,7 @@ def test_json(trifold):
     report = json.loads(trifold("doctor", "--json").out)
     assert report["threads"] == torch.get_num_threads()
     assert not {"workers", "ranks", "compiled", "fast"} & report.keys()  # they describe a run
+    assert report["fp32_matmul"] == matmul.library()
     assert report["memory_free"] > 0 and report["disk_free"] > 0 and report["ok"] is True
     assert {"AVX2"} >= set(report["instructions"][:1])
     assert report["speed"]["speeds"][0]["expected"] == 83.2

@@ -18,6 +18,7 @@ from tests.train.runs import (
 
 import trifold
 from trifold.errors import CheckpointError, UsageError
+from trifold.fast import matmul
 from trifold.folders import named
 from trifold.jsonfiles import read_json
 from trifold.train import View, checkpoint, train
@@ -90,6 +91,12 @@ def test_resumed_run_equals_uninterrupted_run_with_other_optimizers(assert_resum
         train__schedule="warmup-stable-decay",
         train__decay=0.5,
     )
+
+
+def test_resumed_run_equals_uninterrupted_run_with_onednn(assert_resumable, tmp_path, monkeypatch):
+    monkeypatch.setattr(matmul, "rule", lambda: matmul.Rule(rows=0, width=0, size=0, reuse=0))
+    assert_resumable((5,), train__steps=8)
+    assert read_json(named(tmp_path / "run" / "environment.json"))["fp32_matmul"] == "onednn"
 
 
 def test_resumed_run_equals_uninterrupted_run_with_bpe_dropout(assert_resumable, tmp_path):

@@ -20,6 +20,7 @@ import torch
 from trifold.batches import split_batch
 from trifold.costs import forward_flops
 from trifold.errors import plural
+from trifold.fast.matmul import linear
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.translate import SourceTargetExamples, Translate, TranslateSettings
 from trifold.ragged import Ragged
@@ -123,7 +124,7 @@ def matmul_rate(
     weight = torch.randn(columns, inner, dtype=dtype, device=device)
 
     def multiply() -> None:
-        torch.nn.functional.linear(x, weight)
+        linear(x, weight)
         wait(device)
 
     return 2e-9 * math.prod(shape) / best_seconds(multiply, budget)

@@ -5,12 +5,12 @@ the plain operations run. Each version decides whether it suits its input and ot
 plain definition. Some are compiled by Numba, which is optional: without it, the plain operations
 run.
 
-Training, to be read in this order: `loops`, then what calls them: `layers`, `attention` and
-`cross_entropy`; `int8_training`; and `sparse`, which needs no compiled code. Decoding steps:
-`instruction`, the format; `compiled_decoder`, which translates a stack, with `beam_index`;
-`decoding_step`, which decides whether it may; then what executes instructions: `thread_pool` with
-`openmp`, and `interpreter` with `intrinsics`, `step_linear` and `step_attention`, whose code
-`machine_code` keeps on disk. Both read the weights of `int8`.
+Training, to be read in this order: `loops` and `matmul`, then what calls them: `layers`,
+`attention` and `cross_entropy`; `int8_training`; and `sparse`, which needs no compiled code.
+Decoding steps: `instruction`, the format; `compiled_decoder`, which translates a stack, with
+`beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
+`thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
+`step_attention`, whose code `machine_code` keeps on disk. Both read the weights of `int8`.
 """
 
 from collections.abc import Callable, Iterator
@@ -84,7 +84,7 @@ compiled_interpreter = partial(_compiled, "machine_code")
 def is_eager_cpu(x: Tensor) -> bool:
     """Whether x is on a CPU, and no graph is being compiled, exported or traced."""
     is_graph = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    return x.device.type == "cpu" and not is_graph
+    return x.is_cpu and not is_graph
 
 
 def is_autocast(x: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from trifold.fast import as_array, compiled_loops, is_autocast, supports_loops
 from trifold.fast.int8 import Int8Weight
-from trifold.fast.matmul import add_matmul, library, linear, matmul
+from trifold.fast.matmul import add_matmul, library, linear as float_linear, matmul
 from trifold.nn.gradients import first_order
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
@@ -53,7 +53,7 @@ def _without_gradient(
         targets = targets[has_target]
     loss = nll = torch.zeros((), device=hidden.device)
     for rows, labels in zip(hidden.split(CHUNK), targets.split(CHUNK), strict=True):
-        log_probabilities = linear(rows, weight, bias).float().log_softmax(-1)
+        log_probabilities = float_linear(rows, weight, bias).float().log_softmax(-1)
         picked = -log_probabilities.gather(-1, labels[:, None]).sum()
         nll = nll + picked
         loss = loss + (1 - smoothing) * picked - smoothing * log_probabilities.mean(-1).sum()

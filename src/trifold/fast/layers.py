@@ -4,7 +4,7 @@ with the same names.
 embedding          int8 weights
 linear             few rows: instructions of the interpreter, because PyTorch reads the weight at
                    half the memory bandwidth or less; many bf16 rows and an int8 weight: int8
-                   matmul, twice as fast as bf16
+                   matmul, twice as fast as bf16; many fp32 rows: the library of `matmul`
 linears            one matmul with the stacked weights
 activation_linear  saves the input of the activation instead of its output
 the others         one compiled loop each, in training on a CPU in bf16 and fp32
