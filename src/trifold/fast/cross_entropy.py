@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast import as_array, compiled_loops, is_autocast, supports_loops
+from trifold.fast import as_array, compiled_loops, is_autocast, is_eager_cpu, supports_loops
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.matmul import add_matmul, library, linear as float_linear, matmul
 from trifold.nn.gradients import first_order
@@ -91,7 +91,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # library for fp32 also reads a transposed matrix in place; oneDNN copies it in each call.
         is_float32 = hidden.dtype is torch.float32
         weight_t = weight.t()
-        if not is_float32 or library() == "onednn":
+        if not is_float32 or (is_eager_cpu(hidden) and library() == "onednn"):
             weight_t = weight_t.contiguous()
         buffer = hidden.new_empty(classes * min(CHUNK, rows))
         for start in range(0, rows, CHUNK):

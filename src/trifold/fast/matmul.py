@@ -138,11 +138,11 @@ def supports_onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bo
     """Whether the rule of this process has the shape, and nothing but this function and autograd
     sees the tensors.
     """
-    least = rule()
-    if least is None or x.dtype is not torch.float32 or not is_eager_cpu(x):
+    if x.dtype is not torch.float32 or not is_eager_cpu(x):
         return False
+    least = rule()
     size = x.numel() * weight.shape[0]
-    if size < least.size or size == 0:
+    if least is None or size < least.size or size == 0:
         return False
     if is_autocast(x) or _is_observed() or not _has_shapes(x, weight, bias):
         return False
