@@ -32,7 +32,9 @@ from tests.laws.models import (
 from tests.laws.operations import plain
 from torch import Tensor
 
+from trifold.fast.one_state import head_output, output_of_one_state, reads_one_state
 from trifold.nn import Transformer
+from trifold.nn.hooks import capture
 from trifold.nn.losses import linear_cross_entropy
 
 pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
@@ -205,3 +207,25 @@ def test_int8_training_has_gradients_of_about_the_plain_direction(name: str) -> 
         expected = losses(model_of(name, dtype), example)[1:]
     flat = torch.cat([each.flatten().double() for each in expected])
     assert torch.cosine_similarity(got, flat, dim=0) > 0.9
+
+
+@pytest.mark.parametrize("state", ["pooler", "first", "last", "eos", "mean"])
+@pytest.mark.parametrize("norms", ["pre", "post", "sandwich"])
+def test_a_head_of_one_state_needs_no_other_state_of_the_last_block(state: str, norms: str) -> None:
+    changes = {"classifier_input": state, "norm_placement": norms}
+    config = config_of("encoder: BERT").model_copy(update=changes)
+    torch.manual_seed(0)
+    model = Transformer(config).eval()
+    model.reset_parameters()
+    rows = rows_of(config)
+    for example in (*rows, padded(rows), padded(rows, left=True), packed(rows)):
+        inputs = example.source
+        assert not reads_one_state(model, inputs, "sequence")  # gradients need all
+        with torch.no_grad():
+            expected = model.head_outputs(inputs, heads=["sequence"])["sequence"]
+            assert reads_one_state(model, inputs, "sequence") == (state != "mean")
+            assert_close(head_output(model, inputs, "sequence"), expected, 1e-5)
+            if state != "mean":
+                assert_close(output_of_one_state(model, inputs, "sequence"), expected, 1e-5)
+            with capture(model, kind="state"):
+                assert not reads_one_state(model, inputs, "sequence")

@@ -138,9 +138,20 @@ class Classes(nn.Module):
             return pooled
         if self.state == "mean":
             return _mean(hidden, inputs)
-        if self.state in _COLUMNS:
-            return _at(hidden, _COLUMNS[self.state](inputs, self.eos_id))
+        if self.reads_one_state:
+            return _at(hidden, self.columns(inputs))
         return hidden
+
+    @property
+    def reads_one_state(self) -> bool:
+        """Whether the state of one token of each row is read, also by the pooler."""
+        return self.state == "pooler" or self.state in _COLUMNS
+
+    def columns(self, inputs: Inputs) -> Tensor:
+        """(B,) the token of each row whose state is read; not of packed rows."""
+        if self.state == "pooler":
+            return inputs.first_columns()
+        return _COLUMNS[self.state](inputs, self.eos_id)
 
 
 def _at(hidden: Tensor, columns: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from trifold.costs import Workload, check_request
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.fast.one_state import head_output
 from trifold.fast.thread_pool import map_on, share_of, workers_on
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.memory import require_memory
@@ -219,7 +220,7 @@ class ModelReader:
 
     def head(self, name: str) -> Apply:
         """The function that returns the output of a head."""
-        return lambda inputs: self.model.head_outputs(inputs, heads=[name])[name]
+        return lambda inputs: head_output(self.model, inputs, name)
 
     # --- rows -> inputs ---------------------------------------------------------------------------
 
