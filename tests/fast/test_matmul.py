@@ -258,3 +258,19 @@ def test_the_rule_has_only_large_matrices(
     for outputs in (11, 13):
         matmul.linear(torch.randn(8, 10).t(), torch.randn(outputs, 8))
     assert calls == [(8, 8), (10, 13)]
+
+
+def test_repeated_matmuls_use_onednn_from_fewer_rows_on(
+    calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "rule", lambda: matmul.ZEN_4)
+    monkeypatch.setattr(matmul, "REPEATED", Rule(rows=4, width=4, size=150, reuse=2**62))
+    x, weight = torch.randn(4, 8), torch.randn(6, 8)
+    matmul.linear(x, weight)
+    matmul.repeated_linear(x[:3], weight)
+    assert not calls
+    torch.testing.assert_close(matmul.repeated_linear(x, weight), x @ weight.T)
+    assert calls == [(4, 6)]
+    monkeypatch.setattr(matmul, "rule", lambda: None)
+    matmul.repeated_linear(x, weight)
+    assert len(calls) == 1

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trifold.fast import instruction as ins
 from trifold.fast.beam_index import current_index
 from trifold.fast.int8 import Int8Weight, Weight
-from trifold.fast.layers import linear
+from trifold.fast.matmul import repeated_linear
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -59,7 +59,7 @@ class Matmul(NamedTuple):
         """The products (R, N) of the first `rows` of x; of int8 their int32 sums."""
         if self.sums is not None:
             return torch._int_mm(self.x[:rows], self.weight, out=self.sums[:rows])
-        return linear(self.x[:rows], self.weight)
+        return repeated_linear(self.x[:rows], self.weight)
 
 
 class CompiledDecoder:

@@ -43,6 +43,9 @@ class Rule(NamedTuple):
 # On Zen 4 the copy costs more than oneDNN saves, with any number of outputs.
 ZEN_4 = Rule(rows=1024, width=128, size=2**26, reuse=2**62)
 ZEN_5 = Rule(rows=128, width=128, size=2**25, reuse=384)
+# The layers and steps of a decoder multiply matrices of the same sizes again and again, so that the
+# preparation is short from fewer rows on. Measured on Zen 4.
+REPEATED = Rule(rows=64, width=512, size=2**24, reuse=2**62)
 # Vendor and family of a processor with AVX-512 -> its rule.
 RULES = {("AuthenticAMD", 25): ZEN_4, ("AuthenticAMD", 26): ZEN_5}
 
@@ -110,6 +113,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return onednn_linear(x, weight, bias)
 
 
+def repeated_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`linear` without a gradient, of sizes that occur many times."""
+    if rule() is not None and supports_onednn_linear(x, weight, None, REPEATED):
+        return onednn_linear(x, weight, None)
+    return linear(x, weight)
+
+
 def matmul(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """a (R, K) · b (K, N) -> (R, N), without a gradient. out: memory that the result may use."""
     if supports_onednn_linear(a, b.t(), None):
@@ -134,13 +144,15 @@ def weight_gradient(g: Tensor, x: Tensor) -> Tensor:
     return g.t() @ x
 
 
-def supports_onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the rule of this process has the shape, and nothing but this function and autograd
-    sees the tensors.
+def supports_onednn_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, least: Rule | None = None
+) -> bool:
+    """Whether a rule, by default that of this process, has the shape, and nothing but this function
+    and autograd sees the tensors.
     """
     if x.dtype is not torch.float32 or not is_eager_cpu(x):
         return False
-    least = rule()
+    least = least or rule()
     size = x.numel() * weight.shape[0]
     if least is None or size < least.size or size == 0:
         return False
