@@ -97,6 +97,7 @@ def main() -> int:
                 say(f"{name}: {error}")
                 continue
             record["lines"].append(line)
+            write(stem, record, args)
             say(
                 f"{name}: {line['best']:,.0f} per second (first call {line['first']:,.0f}), "
                 f"least cosine {line['least_cosine']:.4f}"
@@ -105,6 +106,13 @@ def main() -> int:
         say("No runner finished.")
         return 1
 
+    print(stem.with_suffix(".md").read_text(encoding="utf-8"), end="")
+    say(f"Written: {stem}.json, {stem.name}.md")
+    return int(failed)
+
+
+def write(stem: Path, record: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write the record and its table, after each runner: an interrupted run keeps its lines."""
     rounds = max(map(len, speeds(record["lines"]).values()))
     libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     block = (
@@ -114,14 +122,11 @@ def main() -> int:
         f"{record['machine'][0]['processor']}, torch {record['machine'][0]['torch']}, {libraries}."
         f"\n\n{table(record['lines'])}"
     )
-    print(block)
-    args.results.mkdir(parents=True, exist_ok=True)
+    stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(
         json.dumps(record, indent=2) + "\n", encoding="utf-8", newline="\n"
     )
     stem.with_suffix(".md").write_text(block + "\n", encoding="utf-8", newline="\n")
-    say(f"Written: {stem}.json, {stem.name}.md")
-    return int(failed)
 
 
 def command(name: str, folder: Path, args: argparse.Namespace) -> list[object]:
