@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("precision", choices=("float32", "bfloat16"))
     parser.add_argument("changes", nargs="*")
-    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--updates", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     fast.enable()
