@@ -30,7 +30,7 @@ WIDTHS = (
     *((768, 3072), (1024, 1024), (4096, 1024), (333, 777)),
 )
 BATCH_SECONDS = 1e-3  # shorter calls are repeated, and timed together
-EVERYWHERE = matmul.Rule(rows=0, width=0, size=0, reuse=0)
+EVERYWHERE = matmul.MatmulRule(rows=0, width=0, size=0, reuse=0)
 
 Linear = Callable[[Tensor, Tensor], Tensor]
 

@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from trifold import fast
 from trifold.errors import UsageError
 from trifold.fast import matmul
-from trifold.fast.matmul import Rule
+from trifold.fast.matmul import MatmulRule
 from trifold.nn import ops
 from trifold.nn.layers import Linear
 
-EVERYWHERE = Rule(rows=0, width=0, size=0, reuse=0)
+EVERYWHERE = MatmulRule(rows=0, width=0, size=0, reuse=0)
 
 
 @pytest.fixture
@@ -197,10 +197,10 @@ def test_other_matmuls_are_those_of_pytorch(name: str, calls: list[tuple[int, ..
 
 
 @pytest.fixture
-def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rule | None]]:
+def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MatmulRule | None]]:
     """The rule for a processor, and for a value of the environment variable."""
 
-    def chosen(family: tuple[str, int] | None, value: str | None = None) -> Rule | None:
+    def chosen(family: tuple[str, int] | None, value: str | None = None) -> MatmulRule | None:
         monkeypatch.delenv(matmul.VARIABLE, raising=False)
         if value is not None:
             monkeypatch.setenv(matmul.VARIABLE, value)
@@ -215,7 +215,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rule | Non
 
 
 def test_the_library_follows_from_the_processor(
-    choose: Callable[..., Rule | None], monkeypatch: pytest.MonkeyPatch
+    choose: Callable[..., MatmulRule | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert choose(("AuthenticAMD", 26)) == matmul.ZEN_5
     assert choose(("AuthenticAMD", 25)) == matmul.ZEN_4
@@ -231,7 +231,7 @@ def test_the_library_follows_from_the_processor(
 
 @pytest.mark.parametrize("fault", ["missing", "wrong", "other signature"])
 def test_an_operator_that_fails_its_check_is_not_used(
-    fault: str, choose: Callable[..., Rule | None], monkeypatch: pytest.MonkeyPatch
+    fault: str, choose: Callable[..., MatmulRule | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if fault == "missing":
@@ -252,7 +252,7 @@ def test_an_operator_that_fails_its_check_is_not_used(
 def test_the_rule_has_only_large_matrices(
     calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "rule", lambda: Rule(rows=8, width=4, size=400, reuse=12))
+    monkeypatch.setattr(matmul, "rule", lambda: MatmulRule(rows=8, width=4, size=400, reuse=12))
     for rows, inputs, outputs in ((7, 8, 8), (8, 3, 20), (8, 7, 7), (8, 8, 8)):
         matmul.linear(torch.randn(rows, inputs), torch.randn(outputs, inputs))
     for outputs in (11, 13):
@@ -264,7 +264,7 @@ def test_repeated_matmuls_use_onednn_from_fewer_rows_on(
     calls: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matmul, "rule", lambda: matmul.ZEN_4)
-    monkeypatch.setattr(matmul, "REPEATED", Rule(rows=4, width=4, size=150, reuse=2**62))
+    monkeypatch.setattr(matmul, "REPEATED", MatmulRule(rows=4, width=4, size=150, reuse=2**62))
     x, weight = torch.randn(4, 8), torch.randn(6, 8)
     matmul.linear(x, weight)
     matmul.repeated_linear(x[:3], weight)

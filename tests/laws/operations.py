@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trifold import fast
 from trifold.fast import int8
-from trifold.fast.matmul import Rule
+from trifold.fast.matmul import MatmulRule
 
 # module and name -> value
 THRESHOLDS: dict[str, Any] = {
@@ -26,7 +26,7 @@ THRESHOLDS: dict[str, Any] = {
     "trifold.fast.int8_training.MIN_ROWS": 1,
     "trifold.fast.int8_training.MIN_WEIGHTS": 0,
     "trifold.fast.layers.MIN_WEIGHTS": 0,
-    "trifold.fast.matmul.rule": lambda: Rule(rows=0, width=0, size=0, reuse=0),
+    "trifold.fast.matmul.rule": lambda: MatmulRule(rows=0, width=0, size=0, reuse=0),
     "trifold.fast.sparse.BLOCK": 4,
     "trifold.nn.variants.linear_attention.CHUNK": 4,
     "trifold.nn.variants.linear_attention.SEGMENT": 8,

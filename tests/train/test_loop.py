@@ -94,7 +94,7 @@ def test_resumed_run_equals_uninterrupted_run_with_other_optimizers(assert_resum
 
 
 def test_resumed_run_equals_uninterrupted_run_with_onednn(assert_resumable, tmp_path, monkeypatch):
-    monkeypatch.setattr(matmul, "rule", lambda: matmul.Rule(rows=0, width=0, size=0, reuse=0))
+    monkeypatch.setattr(matmul, "rule", lambda: matmul.MatmulRule(rows=0, width=0, size=0, reuse=0))
     assert_resumable((5,), train__steps=8)
     assert read_json(named(tmp_path / "run" / "environment.json"))["fp32_matmul"] == "onednn"
 

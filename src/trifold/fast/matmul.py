@@ -26,7 +26,7 @@ VARIABLE = "TRIFOLD_FP32_MATMUL"
 CHOICES = ("auto", "pytorch", "onednn")
 
 
-class Rule(NamedTuple):
+class MatmulRule(NamedTuple):
     """The sizes from which oneDNN is used for x (R, K) · weight (N, K)ᵀ.
 
     rows, width, size: at least of R, of K and N, and of R · K · N. Below, preparing oneDNN's code
@@ -41,11 +41,11 @@ class Rule(NamedTuple):
 
 
 # On Zen 4 the copy costs more than oneDNN saves, with any number of outputs.
-ZEN_4 = Rule(rows=1024, width=128, size=2**26, reuse=2**62)
-ZEN_5 = Rule(rows=128, width=128, size=2**25, reuse=384)
+ZEN_4 = MatmulRule(rows=1024, width=128, size=2**26, reuse=2**62)
+ZEN_5 = MatmulRule(rows=128, width=128, size=2**25, reuse=384)
 # The layers and steps of a decoder multiply matrices of the same sizes again and again, so that the
 # preparation is short from fewer rows on. Measured on Zen 4.
-REPEATED = Rule(rows=64, width=512, size=2**24, reuse=2**62)
+REPEATED = MatmulRule(rows=64, width=512, size=2**24, reuse=2**62)
 # Vendor and family of a processor with AVX-512 -> its rule.
 RULES = {("AuthenticAMD", 25): ZEN_4, ("AuthenticAMD", 26): ZEN_5}
 
@@ -63,7 +63,7 @@ def processor_family() -> tuple[str, int] | None:
 
 
 @cache
-def rule() -> Rule | None:
+def rule() -> MatmulRule | None:
     """The rule of this process; None if PyTorch's library computes all fp32 matmuls. Raises
     UsageError for an unknown value of the environment variable.
     """
@@ -145,7 +145,7 @@ def weight_gradient(g: Tensor, x: Tensor) -> Tensor:
 
 
 def supports_onednn_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, least: Rule | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None, least: MatmulRule | None = None
 ) -> bool:
     """Whether a rule, by default that of this process, has the shape, and nothing but this function
     and autograd sees the tensors.
