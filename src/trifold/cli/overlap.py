@@ -20,7 +20,7 @@ Compute = Callable[[Part, OnDone], Result]
 
 # A thread that returns from an operator, most of which take less than a millisecond, waits so long
 # for a thread that runs Python.
-SWITCH_SECONDS = 0.0002
+SWITCH_SECONDS = 0.00005
 
 
 class _Stopped(Exception):
