@@ -10,7 +10,7 @@ import torch
 from tests.models import randomize
 from torch import Tensor, nn
 
-from trifold.fast import decoding_step as step, layers
+from trifold.fast import decoding_step as step, instruction, layers
 from trifold.fast.int8 import Int8Weight
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer, capture
@@ -414,7 +414,7 @@ def test_unsupported_cases_use_the_plain_step(make_model: Make) -> None:
 def test_many_rows_in_another_type_than_the_weights_use_the_plain_step(make_model: Make) -> None:
     """In automatic casts, and with int8 weights in fp32, a library returns other types."""
     model = make_model(**CONFIGS["learned, tanh-GELU, biases"])
-    rows = layers.FEW_ROWS + 1
+    rows = instruction.FEW_ROWS + 1
     with torch.autocast("cpu", torch.bfloat16):
         assert not is_compiled(decode_steps(model, rows)[1])
     assert is_compiled(decode_steps(model, rows)[1])

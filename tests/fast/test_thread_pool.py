@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trifold.fast import layers, thread_pool
+from trifold.fast import instruction, thread_pool
 from trifold.fast.int8 import Int8Weight, Weight
 from trifold.fast.layers import few_row_linear, supports_few_row_linear
 
@@ -148,7 +148,7 @@ def test_supported_inputs() -> None:
     weight = torch.randn(64, 32)
     with torch.no_grad():
         assert supports_few_row_linear(torch.randn(1, 4, 32), weight, None)
-        assert not supports_few_row_linear(torch.randn(layers.FEW_ROWS + 1, 32), weight, None)
+        assert not supports_few_row_linear(torch.randn(instruction.FEW_ROWS + 1, 32), weight, None)
         assert not supports_few_row_linear(torch.randn(1, 32), weight.half(), None)
         assert not supports_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T, None)
         assert not supports_few_row_linear(torch.randn(0, 32), weight, None)

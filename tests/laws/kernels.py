@@ -36,6 +36,10 @@ TYPES = ("float32", "bfloat16")  # in which a kernel must run, unless PRECISIONS
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
+    "int8_feed_forward": ("bfloat16",),
+    "quantize_rows": ("bfloat16",),
+    "dequantize_rows": ("bfloat16",),
+    "requantize_gelu": ("float32",),  # no array of bf16
     "CompiledDecoder.run": tuple(
         f"{each}{by}" for each in (*TYPES, "int8") for by in ("", " by a library")
     ),

@@ -173,6 +173,25 @@ def test_gradients_pass_through_int8_weights_in_bf16(name: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 2])
+@cases("fast int8", shapes=["encoder"])
+def test_int8_matmul_of_encoders_has_the_error_of_int8_weights(name: str, threads: int) -> None:
+    """One thread and several have kernels of their own."""
+    example = example_of(name)
+    with plain():
+        exact = real_states(hidden_of(dequantized_of(name), example), example).float()
+        model = int8_model_of(name, torch.bfloat16)
+        rounded = real_states(hidden_of(model, example), example).float()
+    torch.set_num_threads(threads)
+    try:
+        got = real_states(hidden_of(model, example), example).float()
+    finally:
+        torch.set_num_threads(1)
+    errors = [float((each - exact).norm() / exact.norm()) for each in (got, rounded)]
+    assert errors[0] <= max(0.15, 2.5 * errors[1]), errors
+
+
+@torch.no_grad()
 @cases("fast int8", shapes=DECODERS)
 def test_int8_matmul_of_many_rows_has_the_error_of_int8_weights(name: str) -> None:
     """In bf16 the activations of many rows are quantized too."""

@@ -15,7 +15,8 @@ import torch
 from tests.models import add_noise
 from tests.recipes import WEATHER
 
-from trifold.fast.layers import FEW_ROWS, MIN_WEIGHTS
+from trifold.fast.instruction import FEW_ROWS
+from trifold.fast.layers import MIN_WEIGHTS
 from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer

@@ -32,7 +32,7 @@ _blocked = False
 def _versions() -> dict[str, Callable[..., Any]]:
     """The functions of these modules that have the name of a plain operation."""
     functions: dict[str, Any] = {}
-    for module in ("layers", "attention", "cross_entropy", "decoding_step"):
+    for module in ("layers", "int8_linear", "attention", "cross_entropy", "decoding_step"):
         functions |= vars(import_module(f"{__name__}.{module}"))
     return {name: functions[name] for name in ops.PLAIN}
 

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, enabled, is_autocast, is_eager_cpu
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
-from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES
+from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES, FEW_ROWS
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear
-from trifold.fast.layers import FEW_ROWS
 from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache

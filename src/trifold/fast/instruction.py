@@ -47,6 +47,7 @@ FLOAT_FIELDS = ("epsilon", "scale", "soft_cap")
 FORMATS = [np.int64] * len(INTEGER_FIELDS) + [np.float64] * len(FLOAT_FIELDS)
 INSTRUCTION = np.dtype({"names": INTEGER_FIELDS + FLOAT_FIELDS, "formats": FORMATS})
 
+FEW_ROWS = 8  # up to here a matmul of the interpreter is faster than that of a library
 TASK_BYTES = 24_576  # of a weight matrix in one task
 PREFETCH_BYTES = 12_288  # distance between the address that is prefetched and the one that is read
 

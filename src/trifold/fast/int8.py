@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -28,6 +29,7 @@ class Int8Weight(nn.Module):
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
         self.dtype = dtype
+        self._sums: Tensor | None = None
 
     @classmethod
     def __torch_function__(
@@ -72,6 +74,7 @@ class Int8Weight(nn.Module):
         """Move to a device, or change `dtype`; values and scales keep their types."""
         self.dtype = change(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
         self.values = change(self.values)
+        self._sums = None
         scales = change(self.scales)
         if scales.dtype is not torch.float32:
             scales = self.scales.to(scales.device)
@@ -79,8 +82,26 @@ class Int8Weight(nn.Module):
         return self
 
     @property
+    def sums(self) -> Tensor:
+        """(N,) fp32: the sum of the values of each row, computed once."""
+        if self._sums is None:
+            self._sums = self.values.sum(1, dtype=torch.float32)
+        return self._sums
+
+    @property
     def shape(self) -> torch.Size:
         return self.values.shape
+
+    @classmethod
+    def stacked(cls, weights: Sequence[Int8Weight]) -> Int8Weight:
+        """The rows of several matrices with the same inputs."""
+        stacked = cls(
+            torch.cat([weight.values for weight in weights]),
+            torch.cat([weight.scales for weight in weights]),
+            weights[0].dtype,
+        )
+        stacked._sums = torch.cat([weight.sums for weight in weights])
+        return stacked
 
     def __len__(self) -> int:
         return len(self.values)

@@ -28,8 +28,15 @@ from trifold.fast import (
     is_eager_cpu,
     trains_with_loops,
 )
-from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, QUANTIZE
-from trifold.fast.int8 import Int8Weight, Weight, int_mm_is_exact
+from trifold.fast.instruction import FEW_ROWS
+from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.int8_linear import (
+    has_hooks,
+    int8_linear,
+    int8_weight,
+    is_int8,
+    supports_int8_linear,
+)
 from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
 from trifold.fast.matmul import linear as float_linear, weight_gradient
 from trifold.fast.openmp import adapt_to_contention
@@ -44,7 +51,6 @@ from trifold.nn.ops import (
 )
 from trifold.nn.rng import thread_rng
 
-FEW_ROWS = 8  # up to here instructions are faster than a library
 MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth their compilation
 
 
@@ -98,51 +104,6 @@ def few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     return out
 
 
-def supports_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
-    """Whether x (..., K) is bf16, has more than a few rows and no gradient, and the weight is not
-    small.
-    """
-    return (
-        x.dtype is torch.bfloat16
-        and x.numel() > FEW_ROWS * x.shape[-1]
-        and 4 * weight.shape[0] * weight.shape[1] >= MIN_WEIGHTS
-        and not torch.is_grad_enabled()
-        and is_eager_cpu(x)
-        and compiled_interpreter() is not None
-        and int_mm_is_exact()
-    )
-
-
-def int8_linear(
-    x: Tensor, weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype | None = None
-) -> Tensor:
-    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default that of x.
-
-    x is quantized row by row, which costs about as much precision as the quantization of the
-    weight.
-    """
-    x = x.contiguous()
-    outputs, inputs = weight.shape
-    rows = x.numel() // inputs
-    x_int8 = torch.empty(rows, inputs, dtype=torch.int8)
-    x_scales = torch.empty(rows)
-    sizes = {"rows": rows, "units": rows}
-    execute_one(
-        opcode=QUANTIZE, dtype=BFLOAT16, **sizes, inputs=inputs, x=x, out=x_int8, scales=x_scales
-    )
-    sums = torch._int_mm(x_int8, weight.values.t())
-    dtype = dtype or x.dtype
-    shape = (*x.shape[:-1], outputs)
-    # fp32 results overwrite their int32 sums.
-    out = (
-        sums.view(dtype).view(shape) if dtype is torch.float32 else torch.empty(shape, dtype=dtype)
-    )
-    bias = None if bias is None else bias.float()
-    fields = {"x": sums, "weight": x_scales, "scales": weight.scales, "bias": bias, "out": out}
-    execute_one(opcode=DEQUANTIZE, dtype=DTYPES[out.dtype], **sizes, outputs=outputs, **fields)
-    return out
-
-
 # --- several layers -------------------------------------------------------------------------------
 
 
@@ -152,7 +113,8 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     Stacking copies the weights. That pays for many tokens, but not for a few (one decoding step),
     where the layers are called one by one.
     """
-    if x.numel() // x.shape[-1] < 64 or not all(map(is_matrix, layers)):
+    are_alike = all(map(is_matrix, layers)) or all(map(is_int8, layers))
+    if x.numel() // x.shape[-1] < 64 or not are_alike:
         return tuple(layer(x) for layer in layers)
     sizes = [len(layer.weight) for layer in layers]
     outputs: tuple[Tensor, ...] = concatenated_linears(x, layers).split(sizes, dim=-1)
@@ -165,22 +127,18 @@ def is_matrix(layer: nn.Module) -> bool:
     """
     if type(layer) not in (Linear, Int8TrainedLinear) or isinstance(layer.weight, Int8Weight):
         return False
-    hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    return not any(hooks)
+    return not has_hooks(layer)
 
 
 def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """The outputs of several layers on one input, concatenated (..., sum of outputs)."""
+    biases = tuple(layer.bias for layer in layers if layer.bias is not None)
+    bias = torch.cat(biases) if biases else None
+    if all(map(is_int8, layers)):
+        return linear(x, Int8Weight.stacked([int8_weight(layer) for layer in layers]), bias)
     if not all(map(is_matrix, layers)):
         return torch.cat([layer(x) for layer in layers], -1)
     weight = torch.cat([layer.weight for layer in layers])
-    biases = tuple(layer.bias for layer in layers if layer.bias is not None)
-    bias = torch.cat(biases) if biases else None
     if any(isinstance(layer, Int8TrainedLinear) for layer in layers):
         return int8_training_linear(x, weight, bias).to(x.dtype)
     return float_linear(x, weight, bias)

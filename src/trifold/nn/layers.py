@@ -113,6 +113,10 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
+        return ops.feed_forward(self, x)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
         y, gated = self.factors(x)
         if not (self.drop.active or self.watched):
             return ops.activation_linear(self.out_proj, self.activation, y, gated)

@@ -58,6 +58,11 @@ def activation_linear(
     return layer(inner)
 
 
+def feed_forward(layer: Any, x: Tensor) -> Tensor:
+    """A feed-forward network: x (B, T, E) -> (B, T, E); see `FeedForward.transform`."""
+    return layer.transform(x)
+
+
 # --- elementwise operations and norms -------------------------------------------------------------
 
 
@@ -221,7 +226,8 @@ def decoding_step(stack: Any, x: Tensor, inputs: Any, cache: Cache) -> Tensor:
 
 # --- the table ------------------------------------------------------------------------------------
 
-_LAYERS = (embedding, linear, linears, activation_linear, gelu_tanh, layer_norm, dropout)
+_LINEAR = (embedding, linear, linears, activation_linear, feed_forward)
+_LAYERS = (*_LINEAR, gelu_tanh, layer_norm, dropout)
 PLAIN: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
     for operation in (*_LAYERS, attend, attention, cross_entropy, decoding_step)
