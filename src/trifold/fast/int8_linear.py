@@ -155,7 +155,7 @@ def supports_int8_feed_forward(layer: FeedForward, x: Tensor) -> bool:
     """
     if torch.get_num_threads() > 1 or type(layer) is not FeedForward or layer.watched:
         return False
-    if layer.gate_proj is not None or layer.activation_name not in ("gelu", "gelu-tanh"):
+    if layer.gate_proj is not None or layer.activation_name != "gelu":
         return False
     weights = (layer.in_proj, layer.out_proj)
     return all(is_int8(each) and supports_int8_linear(x, int8_weight(each)) for each in weights)

@@ -113,7 +113,7 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     Stacking copies the weights. That pays for many tokens, but not for a few (one decoding step),
     where the layers are called one by one.
     """
-    are_alike = all(map(is_matrix, layers)) or all(map(is_int8, layers))
+    are_alike = all(map(is_matrix, layers)) or are_int8(layers)
     if x.numel() // x.shape[-1] < 64 or not are_alike:
         return tuple(layer(x) for layer in layers)
     sizes = [len(layer.weight) for layer in layers]
@@ -130,11 +130,16 @@ def is_matrix(layer: nn.Module) -> bool:
     return not has_hooks(layer)
 
 
+def are_int8(layers: Sequence[Linear]) -> bool:
+    """Whether one int8 matmul computes all layers. It has no gradient."""
+    return all(map(is_int8, layers)) and not torch.is_grad_enabled()
+
+
 def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """The outputs of several layers on one input, concatenated (..., sum of outputs)."""
     biases = tuple(layer.bias for layer in layers if layer.bias is not None)
     bias = torch.cat(biases) if biases else None
-    if all(map(is_int8, layers)):
+    if are_int8(layers):
         return linear(x, Int8Weight.stacked([int8_weight(layer) for layer in layers]), bias)
     if not all(map(is_matrix, layers)):
         return torch.cat([layer(x) for layer in layers], -1)

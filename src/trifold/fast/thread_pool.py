@@ -109,7 +109,7 @@ def is_readable(weight: Weight) -> bool:
 # --- batches in parallel --------------------------------------------------------------------------
 
 MAX_WORKERS = 8
-BATCH_TOKENS = 1024  # of a worker: matmuls are at their peak, and activations stay in the cache
+BATCH_TOKENS = 2048  # of a worker, more than matmuls need for their peak
 MIN_BATCH_TOKENS = 256  # below, matmuls on all threads are faster
 
 
@@ -123,13 +123,15 @@ def workers_on(device: torch.device) -> int:
 
 
 def share_of(total: int, batch_size: int, workers: int) -> int:
-    """The size of a batch of so many workers, out of `total` tokens. All together hold at most
-    `batch_size` tokens, as one does.
+    """The size of a batch of so many workers, which get equal shares of `total` tokens.
+
+    All together hold at most `batch_size` tokens, as one does.
     """
     if workers == 1:
         return batch_size
-    even = max(-(-total // workers), MIN_BATCH_TOKENS)
-    return max(1, min(batch_size // workers, BATCH_TOKENS, even))
+    limit = max(1, min(batch_size // workers, BATCH_TOKENS))
+    batches = workers * -(-total // (workers * limit))
+    return min(limit, max(-(-total // max(1, batches)), MIN_BATCH_TOKENS))
 
 
 def map_on(workers: int, function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from trifold.generate.stopping import Hypothesis
 from trifold.generation_config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.masks import padding_mask
+from trifold.nn.packing import round_up
 from trifold.ragged import Ragged
 
 
@@ -78,6 +79,26 @@ def search_tokens(config: GenerationConfig, model: ModelConfig, longest: int) ->
         added += longest
     most = config.max_length or longest + (config.max_new_tokens or added)
     return max(longest, min(most, model.max_positions)) * hypotheses
+
+
+def packed_batches(lengths: NDArray[np.int64], tokens: int) -> list[NDArray[np.int64]]:
+    """Rows of similar length in batches of about `tokens` tokens, the longest rows first.
+
+    The tokens fill a packed row, which has a few more (`nn.packing.round_up`). A grid of the rows
+    has at most twice as many cells.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    ends = np.cumsum(lengths[order])
+    capacity = round_up(tokens) - 1
+    batches = []
+    start = 0
+    while start < len(order):
+        longest = int(lengths[order[start]])
+        end = int(np.searchsorted(ends, ends[start] - longest + capacity, side="right"))
+        end = min(max(end, start + 1), start + max(1, 2 * capacity // longest))
+        batches.append(order[start:end])
+        start = end
+    return batches
 
 
 def batches_by_length(

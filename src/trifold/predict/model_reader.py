@@ -23,7 +23,7 @@ from trifold.memory import require_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
 from trifold.nn.parts import EmbeddingsPart, has_plain_attention, part_of
-from trifold.predict.generate_texts import batches_by_length, pad_rows
+from trifold.predict.generate_texts import batches_by_length, packed_batches, pad_rows
 from trifold.text import Encoded, Tokenizer, Truncation
 from trifold.text.encoded import IdRows, check_strings, check_types
 
@@ -186,7 +186,9 @@ class ModelReader:
         workers = 1
         if self.in_parallel and has_plain_attention(self.config):
             workers = workers_on(device)
-        batches = batches_by_length(lengths, share_of(int(lengths.sum()), batch_size, workers))
+        size = share_of(int(lengths.sum()), batch_size, workers)
+        divide = packed_batches if self._packs else batches_by_length
+        batches = divide(lengths, size)
 
         @torch.no_grad()
         def read(batch: NDArray[np.int64]) -> Sequence[Tensor] | Tensor:
@@ -225,12 +227,10 @@ class ModelReader:
     # --- rows -> inputs ---------------------------------------------------------------------------
 
     def _batch(self, rows: IdRows, chosen: Sequence[int]) -> Inputs:
-        """The chosen rows: packed if attention reads packed rows, else padded. An encoder-decoder
-        may read them twice, the second time shifted.
-        """
-        config = self.config
-        if config.shape == "encoder-decoder" or not has_plain_attention(config):
+        """The chosen rows, packed or padded to the longest."""
+        if not self._packs:
             return self._padded(rows, chosen)
+        config = self.config
         numbers = np.array(chosen, np.int64)
         lengths = rows.ids.lengths[numbers]
         packing = Packing.of(torch.from_numpy(lengths), always_pad=False)
@@ -255,6 +255,15 @@ class ModelReader:
             types = check_types(rows.types, config.n_token_types)
             inputs = replace(inputs, segments=types.padded(numbers, inputs.tokens.shape[1], 0))
         return inputs
+
+    @property
+    def _packs(self) -> bool:
+        """Whether texts are read as packed rows: attention is fastest then. An encoder-decoder may
+        read them twice, the second time shifted, which packed rows cannot be.
+        """
+        config = self.config
+        is_pair = config.shape == "encoder-decoder"
+        return has_plain_attention(config) and not (config.n_patches or is_pair)
 
     @property
     def _reads_types(self) -> bool:
