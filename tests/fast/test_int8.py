@@ -22,9 +22,15 @@ from trifold.fast.int8_linear import (
     supports_int8_feed_forward,
     supports_int8_linear,
 )
-from trifold.fast.layers import activation_linear, concatenated_linears, linears
+from trifold.fast.layers import (
+    activation_linear,
+    concatenated_linears,
+    linear as fast_linear,
+    linears,
+)
+from trifold.fast.smoothing import layers_of_states, smooth
 from trifold.fast.thread_pool import execute_one
-from trifold.nn import ModelConfig, ops
+from trifold.nn import Inputs, ModelConfig, Transformer, ops
 from trifold.nn.layers import FeedForward, Linear
 
 has_interpreter = pytest.mark.skipif(
@@ -149,6 +155,55 @@ def test_int8_matmul_equals_that_of_the_quantized_activations(biased: bool, thre
     assert torch.equal(ours[7:29], int8_linear(x[7:29], weight, bias)), (
         "a row does not depend on the others"
     )
+
+
+@has_interpreter
+@has_int_mm
+@torch.no_grad()
+@pytest.mark.usefixtures("no_minimum_sizes")
+@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize("rows", [3, 70])
+def test_factors_of_inputs_are_part_of_the_matrix(rows: int, threads: int) -> None:
+    layers = [quantized(Linear(64, 16)) for _ in range(2)]
+    factors = torch.rand(64) + 0.1
+    for layer in layers:
+        layer.weight.factors = factors  # type: ignore[assignment]
+    x = torch.randn(rows, 64).bfloat16()
+    matrix = torch.cat([layer.weight.dequantize() for layer in layers]).double()
+    exact = x.double() @ matrix.T + torch.cat([layer.bias for layer in layers]).double()
+    for got in (
+        torch.cat(linears(x, layers), -1),
+        torch.cat([fast_linear(x, layer.weight, layer.bias) for layer in layers], -1),
+        torch.cat([layer.weight.linear(x, layer.bias) for layer in layers], -1),
+    ):
+        assert float((got.double() - exact).norm() / exact.norm()) < 0.015
+
+
+@has_int_mm
+@torch.no_grad()
+@pytest.mark.usefixtures("no_minimum_sizes")
+def test_smoothing_reads_large_dimensions_of_states_more_exactly() -> None:
+    config = ModelConfig(
+        shape="encoder", d_model=64, d_ff=64, n_heads=2, vocab_size=50, n_layers=2, dropout=0.0
+    )
+    torch.manual_seed(3)
+    model = Transformer(config).bfloat16()
+    tokens = Inputs(torch.randint(50, (4, 12)))
+    for name, parameter in model.named_parameters():
+        if name.endswith("after.weight"):
+            parameter[5] = 30.0
+    exact = deepcopy(model).double()(tokens)
+    plain_model = deepcopy(model)
+    smooth(model)
+    for layer in layers_of_states(plain_model):
+        weight = Int8Weight.quantize(layer.weight)
+        del layer.weight
+        layer.weight = weight  # type: ignore[assignment]
+    found = []
+    for each in (model, plain_model):
+        out = each(tokens).double()
+        found.append(float((out - exact).norm() / exact.norm()))
+    assert found[0] < 0.6 * found[1], found
 
 
 @has_int_mm

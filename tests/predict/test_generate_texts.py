@@ -12,7 +12,13 @@ from tests.models import ONE_LAYER, add_noise
 
 from trifold.generate import GenerationConfig
 from trifold.nn import ModelConfig, Transformer
-from trifold.predict.generate_texts import batches_by_length, generate_rows, search_tokens
+from trifold.nn.packing import round_up
+from trifold.predict.generate_texts import (
+    batches_by_length,
+    generate_rows,
+    packed_batches,
+    search_tokens,
+)
 from trifold.ragged import Ragged
 
 SIZES = ONE_LAYER | {"d_ff": 16, "vocab_size": 40, "max_positions": 64}
@@ -34,6 +40,21 @@ OPTIONS: list[dict[str, Any]] = [
     {"do_sample": True, "num_return_sequences": 5, "max_new_tokens": 3},
     {"penalty_alpha": 0.5, "top_k": 6, "max_new_tokens": 4},
 ]
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=60), st.integers(1, 600))
+def test_packed_batches_fill_a_row_and_at_most_twice_its_grid(
+    lengths: list[int], tokens: int
+) -> None:
+    batches = packed_batches(np.array(lengths), tokens)
+    rows = [row for batch in batches for row in batch.tolist()]
+    assert sorted(rows) == list(range(len(lengths)))
+    in_order = [lengths[row] for row in rows]
+    assert in_order == sorted(lengths, reverse=True)
+    for batch in batches:
+        sizes = [lengths[row] for row in batch]
+        assert len(sizes) == 1 or sum(sizes) < round_up(tokens)
+        assert len(sizes) == 1 or len(sizes) * max(sizes) <= 2 * round_up(tokens)
 
 
 @given(

@@ -11,6 +11,7 @@ Decoding steps: `instruction`, the format; `compiled_decoder`, which translates 
 `beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
 `thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
 `step_attention`, whose code `machine_code` keeps on disk. Both read the weights of `int8`.
+Reading many texts: `int8_linear`, with the weights of `smoothing`.
 """
 
 from collections.abc import Callable, Iterator

@@ -17,17 +17,26 @@ class Int8Weight(nn.Module):
     """A matrix (N, K) ≈ values · scale of the row: values (N, K) int8 in ±127, scales (N,) fp32. It
     is not trained.
 
-    `dtype` is the type of the original matrix and of the results.
+    `dtype` is the type of the original matrix and of the results. With factors (K,) fp32, which
+    are those of the inputs, the matrix is that times the factor of each column.
     """
 
     values: Tensor
     scales: Tensor
+    factors: Tensor | None
     requires_grad = False
 
-    def __init__(self, values: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        values: Tensor,
+        scales: Tensor,
+        dtype: torch.dtype,
+        factors: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
+        self.register_buffer("factors", factors)
         self.dtype = dtype
         self._sums: Tensor | None = None
 
@@ -79,6 +88,8 @@ class Int8Weight(nn.Module):
         if scales.dtype is not torch.float32:
             scales = self.scales.to(scales.device)
         self.scales = scales
+        if self.factors is not None:
+            self.factors = self.factors.to(scales.device)
         return self
 
     @property
@@ -94,11 +105,12 @@ class Int8Weight(nn.Module):
 
     @classmethod
     def stacked(cls, weights: Sequence[Int8Weight]) -> Int8Weight:
-        """The rows of several matrices with the same inputs."""
+        """The rows of several matrices with the same inputs, and the same factors of them."""
         stacked = cls(
             torch.cat([weight.values for weight in weights]),
             torch.cat([weight.scales for weight in weights]),
             weights[0].dtype,
+            weights[0].factors,
         )
         stacked._sums = torch.cat([weight.sums for weight in weights])
         return stacked
@@ -108,17 +120,21 @@ class Int8Weight(nn.Module):
 
     def dequantize(self) -> Tensor:
         """The matrix (N, K) in `dtype`."""
-        return (self.values * self.scales[:, None]).to(self.dtype)
+        return self.scaled(self.values * self.scales[:, None]).to(self.dtype)
 
     def rows(self, indices: Tensor) -> Tensor:
         """The rows at indices (...) -> (..., K)."""
-        return (self.values[indices] * self.scales[indices][..., None]).to(self.dtype)
+        return self.scaled(self.values[indices] * self.scales[indices][..., None]).to(self.dtype)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """x (..., K) times the factors, if there are any."""
+        return x if self.factors is None else (x * self.factors).to(x.dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x (..., K) · matrixᵀ + bias (N,) -> (..., N). int8 values are exact in every type; the
         scales multiply the sums.
         """
-        y: Tensor = _Product.apply(x, self.values, self.scales)  # type: ignore[no-untyped-call]
+        y: Tensor = _Product.apply(self.scaled(x), self.values, self.scales)  # type: ignore[no-untyped-call]
         return y if bias is None else y + bias
 
     def extra_repr(self) -> str:

@@ -69,8 +69,8 @@ def int8_linear(
     weight.
     """
     if torch.get_num_threads() == 1 and compiled_loops() is not None:
-        return int8_rows_linear(quantize_rows(x), weight, bias, dtype or x.dtype)
-    x = x.contiguous()
+        return int8_rows_linear(quantize_rows(x, weight.factors), weight, bias, dtype or x.dtype)
+    x = weight.scaled(x).contiguous()
     outputs, inputs = weight.shape
     rows = x.numel() // inputs
     x_int8 = torch.empty(rows, inputs, dtype=torch.int8)
@@ -116,10 +116,11 @@ class QuantizedRows(NamedTuple):
         return [as_array(each) for each in self[:3]]
 
 
-def quantize_rows(x: Tensor) -> QuantizedRows:
-    """x (..., K), on this thread. The range of a row need not be symmetric."""
+def quantize_rows(x: Tensor, factors: Tensor | None = None) -> QuantizedRows:
+    """x (..., K) times the factors (K,), on this thread; the range of a row may be asymmetric."""
     rows = QuantizedRows.empty(x.shape)
-    compiled_loops().quantize_rows(as_array(x).reshape(-1, x.shape[-1]), *rows.arrays)
+    array = None if factors is None else as_array(factors)
+    compiled_loops().quantize_rows(as_array(x).reshape(-1, x.shape[-1]), array, *rows.arrays)
     return rows
 
 
@@ -164,7 +165,7 @@ def supports_int8_feed_forward(layer: FeedForward, x: Tensor) -> bool:
 def int8_feed_forward(layer: FeedForward, x: Tensor) -> Tensor:
     """x (..., E) -> (..., E)."""
     inner = int8_weight(layer.in_proj)
-    fields = _products(quantize_rows(x), inner, layer.in_proj.bias)
+    fields = _products(quantize_rows(x, inner.factors), inner, layer.in_proj.bias)
     rows = QuantizedRows.empty(torch.Size((*x.shape[:-1], len(inner))))
     compiled_loops().requantize_gelu(*fields, *rows.arrays)
     return int8_rows_linear(rows, int8_weight(layer.out_proj), layer.out_proj.bias, x.dtype)

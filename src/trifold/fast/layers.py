@@ -98,6 +98,8 @@ def few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     out = torch.empty(*x.shape[:-1], weight.shape[0])
     bias = None if bias is None else bias.detach().float().contiguous()
     x_float = x.detach().float().contiguous()
+    if isinstance(weight, Int8Weight):
+        x_float = weight.scaled(x_float)
     execute_one(
         **matmul_fields(weight), rows=x.numel() // x.shape[-1], x=x_float, out=out, bias=bias
     )
@@ -132,7 +134,10 @@ def is_matrix(layer: nn.Module) -> bool:
 
 def are_int8(layers: Sequence[Linear]) -> bool:
     """Whether one int8 matmul computes all layers. It has no gradient."""
-    return all(map(is_int8, layers)) and not torch.is_grad_enabled()
+    if torch.is_grad_enabled() or not all(map(is_int8, layers)):
+        return False
+    factors = [int8_weight(layer).factors for layer in layers]
+    return all(each is factors[0] for each in factors)
 
 
 def concatenated_linears(x: Tensor, layers: Sequence[Linear]) -> Tensor:

@@ -476,10 +476,17 @@ def quantize_range(x: Array, out: Array) -> Any:
 
 
 @loop
-def quantize_rows(x: Array, out: Array, scales: Array, zeros: Array) -> None:
-    """x (R, K) ≈ (out (R, K) int8 - zeros (R,)) · scales (R,)."""
+def quantize_rows(x: Array, factors: Array | None, out: Array, scales: Array, zeros: Array) -> None:
+    """x (R, K) · factors (K,), if any, ≈ (out (R, K) int8 - zeros (R,)) · scales (R,)."""
+    values = np.empty(x.shape[1], F)
     for r in range(x.shape[0]):
-        scales[r], zeros[r] = quantize_range(x[r], out[r])
+        row = x[r]
+        if factors is None:
+            scales[r], zeros[r] = quantize_range(row, out[r])
+        else:
+            for j in range(row.shape[0]):
+                values[j] = to_float(row[j]) * factors[j]
+            scales[r], zeros[r] = quantize_range(values, out[r])
 
 
 @loop

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.fast.int8 import Int8Weight
+from trifold.fast.smoothing import is_smoothed, layers_of_states, smooth
 from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
@@ -37,7 +38,8 @@ def fill_model(
     """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
     for corrections of routers, whose differences are smaller than those of bfloat16.
 
-    stored: "int8" stores linear weights and token embeddings in one byte per weight.
+    stored: "int8" stores linear weights and token embeddings in one byte per weight, of encoders in
+        bfloat16 with factors (`fast.smoothing`).
     """
     for buffer in model.buffers():
         buffer.data = buffer.to(device=device, dtype=dtype)
@@ -45,6 +47,11 @@ def fill_model(
     matrices: dict[nn.Parameter, list[nn.Module]] = {}
     if stored == "int8":
         matrices = _quantizable(model)
+    smooths = stored == "int8" and dtype is torch.bfloat16 and is_smoothed(model.config)
+    if smooths:
+        # Their factors depend on the states, so the model is filled first.
+        for layer in layers_of_states(model):
+            matrices.pop(layer.weight)
     types: dict[Tensor | None, torch.dtype] = dict.fromkeys(matrices, torch.int8)
     wide = torch.promote_types(dtype, torch.float32)
     for module in model.modules():
@@ -65,6 +72,8 @@ def fill_model(
                 parameter.data = memory[name]
                 copy(tensor, memory[name])
     assert not parameters, f"not read: {', '.join(parameters)}"
+    if smooths:
+        smooth(model)
 
 
 @contextmanager
