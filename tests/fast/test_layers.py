@@ -9,7 +9,14 @@ import torch
 from tests.models import randomize
 from torch.nn import functional as F
 
-from trifold.fast.layers import activation_linear, linears
+from trifold.fast.layers import (
+    activation_linear,
+    gelu,
+    linear,
+    linears,
+    supports_bias_linear,
+    supports_gelu,
+)
 from trifold.nn import ModelConfig
 from trifold.nn.layers import ACTIVATIONS, FeedForward, Linear
 
@@ -116,3 +123,31 @@ def test_a_second_derivative_is_rejected() -> None:
     x = torch.randn(3, 12, requires_grad=True)
     with pytest.raises(RuntimeError, match="no second derivatives"):
         torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(64, 32, 48), (65, 7, 1), (200, 33, 17)])
+def test_a_fused_bias_equals_a_bias_that_is_added(rows: int, inputs: int, outputs: int) -> None:
+    wide = torch.randn(2, rows, 2 * inputs).bfloat16()
+    weight, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs).bfloat16()
+    for x in (wide[..., :inputs].contiguous(), wide[..., inputs:], wide[..., ::2]):
+        assert supports_bias_linear(x, weight, bias) and not supports_bias_linear(x, weight, None)
+        assert not supports_bias_linear(x[:, :9], weight, bias), "few rows"
+        got = linear(x, weight, bias)
+        exact = F.linear(x.double(), weight.double(), bias.double())
+        assert got.dtype is torch.bfloat16
+        torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=2**-7)
+    with torch.enable_grad():
+        assert not supports_bias_linear(wide[..., :inputs], weight, bias)
+
+
+@torch.no_grad()
+def test_gelu_of_every_bf16_number() -> None:
+    pytest.importorskip("numba", reason="the loops need numba: `make setup` installs it")
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    assert supports_gelu(F.gelu, x) and not supports_gelu(F.relu, x)
+    got = gelu(x).double()
+    exact = F.gelu(x.double())
+    assert bool(got[x.isnan()].isnan().all())
+    finite = x.isfinite()
+    torch.testing.assert_close(got[finite], exact[finite], rtol=2**-8, atol=2e-4)

@@ -36,6 +36,8 @@ TYPES = ("float32", "bfloat16")  # in which a kernel must run, unless PRECISIONS
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
+    "bias_linear": ("bfloat16",),
+    "gelu": ("bfloat16",),
     "int8_feed_forward": ("bfloat16",),
     "quantize_rows": ("bfloat16",),
     "dequantize_rows": ("bfloat16",),
