@@ -37,6 +37,7 @@ THRESHOLDS: dict[str, Any] = {
 }
 # Numbers of these modules that remain, with the reason.
 KEPT: dict[str, str] = {
+    "attention.MAX_PACKED_FLOAT32_SCORES": "up to which a kernel runs",
     "attention.MAX_PACKED_SCORES": "up to which a kernel runs",
     "compiled_decoder.UNLIMITED": "not a threshold",
     "cross_entropy.MAX_EXACT_NLL": "precision, without compiled loops",

@@ -37,6 +37,8 @@ from trifold.nn.packing import Packing
 
 # Queries × keys up to which packed_attention is faster; it saves the weights.
 MAX_PACKED_SCORES = 512 * 512
+# The same of fp32 without a gradient: PyTorch's kernel is faster for longer rows.
+MAX_PACKED_FLOAT32_SCORES = 64 * 64
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
 
 
@@ -214,7 +216,11 @@ def supported_packings(
         return None
     if mask.keys is not None and mask.keys is not keys.attend:
         return None
-    if queries.shape[1] * keys.shape[1] > MAX_PACKED_SCORES or not supports_loops(x):
+    scores = queries.shape[1] * keys.shape[1]
+    most = MAX_PACKED_SCORES
+    if x.dtype is torch.float32 and not torch.is_grad_enabled():
+        most = MAX_PACKED_FLOAT32_SCORES
+    if scores > most or not supports_loops(x):
         return None
     return queries, keys
 
