@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from tests.laws.configs import cases, config_of
+from tests.laws.configs import cases, config_of, parts_of
 from tests.laws.models import (
     Example,
     assert_close,
@@ -169,12 +169,13 @@ def test_gradients_pass_through_int8_weights_in_bf16(name: str) -> None:
         gradients = torch.autograd.grad(total, vectors, materialize_grads=True)
         found.append((torch.cat(gradients),))
     # Of tiny models, whose vectors have gradients of few elements; most errors are below 0.05.
-    assert relative_error(*found) <= 0.2
+    # A reversible walk first runs without a gradient, where the states are quantized, too.
+    assert relative_error(*found) <= (0.3 if "reversible" in parts_of(name) else 0.2)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 2])
-@cases("fast int8", shapes=["encoder"])
+@cases("fast int8", shapes=["encoder"], every=3)
 def test_int8_matmul_of_encoders_has_the_error_of_int8_weights(name: str, threads: int) -> None:
     """One thread and several have kernels of their own."""
     example = example_of(name)
