@@ -31,7 +31,7 @@ class MatmulRule(NamedTuple):
 
     rows, width, size: at least of R, of K and N, and of R · K · N. Below, preparing oneDNN's code
     for a shape takes longer than it saves.
-    reuse: at least of N if x is not contiguous, because oneDNN copies such an x (2 ns an element).
+    reuse: at least of N if x is not contiguous, because oneDNN copies such an x (1 ns an element).
     """
 
     rows: int
