@@ -18,6 +18,7 @@ from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import (
     int8_feed_forward,
     int8_linear,
+    int8_weight,
     quantize_rows,
     supports_int8_feed_forward,
     supports_int8_linear,
@@ -30,6 +31,7 @@ from trifold.fast.layers import (
 )
 from trifold.fast.smoothing import layers_of_states, smooth
 from trifold.fast.thread_pool import execute_one
+from trifold.hub.fill import fill_model
 from trifold.nn import Inputs, ModelConfig, Transformer, ops
 from trifold.nn.layers import FeedForward, Linear
 
@@ -204,6 +206,25 @@ def test_smoothing_reads_large_dimensions_of_states_more_exactly() -> None:
         out = each(tokens).double()
         found.append(float((out - exact).norm() / exact.norm()))
     assert found[0] < 0.6 * found[1], found
+
+
+@has_interpreter
+@has_int_mm
+@pytest.mark.usefixtures("no_minimum_sizes")
+def test_factors_do_not_depend_on_the_number_of_threads() -> None:
+    found = []
+    for threads in (1, 2):
+        torch.manual_seed(3)
+        model = Transformer(ModelConfig(shape="encoder", d_model=64, n_heads=2, vocab_size=50))
+        own = [(title, p.detach().clone()) for title, p in model.named_parameters()]
+        torch.set_num_threads(threads)
+        try:
+            fill_model(model, own, torch.bfloat16, "cpu", stored="int8")
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(1)
+        found.append([int8_weight(layer).factors for layer in layers_of_states(model)])
+    assert found[0] and all(map(torch.equal, *found))
 
 
 @has_int_mm

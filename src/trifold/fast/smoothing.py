@@ -83,9 +83,14 @@ def _ranges(model: Transformer, layers: Sequence[Linear]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (ROWS, columns), generator=generator)
     was_training = model.training
+    threads = torch.get_num_threads()
+    # On one thread, as texts are read: other numbers of threads have other kernels, and the factors
+    # would depend on it.
+    torch.set_num_threads(1)
     try:
         model.eval().encode(Inputs(tokens.to(ranges[0].device)))
     finally:
+        torch.set_num_threads(threads)
         model.train(was_training)
         for hook in hooks:
             hook.remove()
