@@ -14,7 +14,7 @@ from trifold import fast
 from trifold.fast.int8 import Int8Weight
 from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
 from trifold.nn.attention import Attention
-from trifold.nn.layers import ACTIVATIONS, Linear
+from trifold.nn.layers import ACTIVATIONS, FeedForward, Linear
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import UNPACKED, Packing
 from trifold.nn.rng import use_thread_rng
@@ -75,6 +75,12 @@ def activation_linear(name: str, gated: bool) -> Callable[[torch.dtype], Case]:
         )
 
     return case
+
+
+def feed_forward(dtype: torch.dtype) -> Case:
+    layer = FeedForward(ModelConfig(d_model=24, n_heads=4, d_ff=40, activation="gelu")).to(dtype)
+    x = leaf(2, 50, 24)
+    return lambda: ops.feed_forward(layer, x.to(dtype)), (x, *parameters(layer))
 
 
 def gelu_tanh(dtype: torch.dtype) -> Case:
@@ -211,6 +217,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
         for name in ("relu", "gelu", "gelu-tanh")
     },
     "activation_linear silu gated": activation_linear("silu", True),
+    "feed_forward": feed_forward,
     "gelu_tanh": gelu_tanh,
     "layer_norm": layer_norm,
     "dropout": dropout,
