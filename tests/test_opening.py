@@ -40,6 +40,7 @@ ALLOWED = {
     "cli/checks.py:usable_cores": SYSTEM,
     "cli/speed.py:clock_gigahertz": SYSTEM,
     "installation.py:_declared": OWN,
+    "fast/matmul.py:processor_family": SYSTEM,
     "memory.py:_read_text": SYSTEM,
     "sandbox.py:_used_memory": SYSTEM,
     "fast/openmp.py:adapt_to_contention": SYSTEM,

@@ -15,6 +15,7 @@ def _compiled_once(interpreter: None) -> None:
 @pytest.fixture
 def no_minimum_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations use instructions for every size."""
+    monkeypatch.setattr(attention, "MIN_PACKED_TOKENS", 0)
     monkeypatch.setattr(attention, "MIN_WIDTH", 0)
     monkeypatch.setattr(layers, "MIN_WEIGHTS", 0)
     monkeypatch.setattr(int8_linear, "MIN_INT8_WEIGHTS", 0)

@@ -17,6 +17,7 @@ from trifold.fast.matmul import MatmulRule
 
 # module and name -> value
 THRESHOLDS: dict[str, Any] = {
+    "trifold.fast.attention.MIN_PACKED_TOKENS": 0,
     "trifold.fast.attention.MIN_WIDTH": 0,
     "trifold.fast.attention.QUERY_BLOCK": 8,
     "trifold.fast.cross_entropy.CHUNK": 8,

@@ -39,6 +39,8 @@ from trifold.nn.packing import Packing
 MAX_PACKED_SCORES = 512 * 512
 # The same of fp32 without a gradient: PyTorch's kernel is faster for longer rows.
 MAX_PACKED_FLOAT32_SCORES = 64 * 64
+# Tokens from which it is worth its loops without a gradient: loading them takes 0.3 seconds.
+MIN_PACKED_TOKENS = 256
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
 
 
@@ -216,13 +218,17 @@ def supported_packings(
         return None
     if mask.keys is not None and mask.keys is not keys.attend:
         return None
-    scores = queries.shape[1] * keys.shape[1]
-    most = MAX_PACKED_SCORES
-    if x.dtype is torch.float32 and not torch.is_grad_enabled():
-        most = MAX_PACKED_FLOAT32_SCORES
-    if scores > most or not supports_loops(x):
+    if not _is_worth_loops(x, queries.shape[1] * keys.shape[1]) or not supports_loops(x):
         return None
     return queries, keys
+
+
+def _is_worth_loops(x: Tensor, scores: int) -> bool:
+    """Whether packed attention is faster for x (1, N, E) and so many scores of a row."""
+    if torch.is_grad_enabled():
+        return scores <= MAX_PACKED_SCORES
+    most = MAX_PACKED_FLOAT32_SCORES if x.dtype is torch.float32 else MAX_PACKED_SCORES
+    return scores <= most and x.shape[1] >= MIN_PACKED_TOKENS
 
 
 def _is_plain(layer: Attention) -> bool:
