@@ -10,7 +10,7 @@ import plain
 from measure import Encode, arguments, measure
 from setting import SHAPES
 
-# precision -> file, and precision of what is not int8
+# precision -> file, and the precision of the operators that are not in int8
 FORMS = {"fp32": ("fp32", "f32"), "bf16": ("fp32", "bf16"), "int8": ("int8", "f32")}
 
 

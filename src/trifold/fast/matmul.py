@@ -1,7 +1,8 @@
 """fp32 matmuls with oneDNN, where it is faster than the library of PyTorch's operators.
 
 `F.linear` in fp32 calls MKL, which on AMD's processors uses AVX2. oneDNN, a part of PyTorch too,
-uses AVX-512. On Zen 5 it is twice as fast, on Zen 4 by a tenth (benchmarks/matmuls.py).
+uses AVX-512. On Zen 4 it is faster by a tenth (benchmarks/matmuls.py). On Zen 5 single
+products took half the time; the rule for Zen 5 has not been measured.
 
 The library is chosen by processor and shape only, so that two processes on one machine compute the
 same bits. The environment variable TRIFOLD_FP32_MATMUL chooses it otherwise: `pytorch` or `onednn`.
