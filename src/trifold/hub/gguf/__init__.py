@@ -1,0 +1,4 @@
+"""Models in GGUF files, the format of llama.cpp.
+
+To be read in this order: `blocks`, `file_format`.
+"""
