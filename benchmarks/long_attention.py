@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from peak_memory import peak_mb
+
 ENCODER = {"shape": "encoder"}
 KINDS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -52,8 +54,6 @@ LARGEST = {"dense": 4096, "additive": 2048}
 
 def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float]:
     """One measurement, in this process."""
-    import resource
-
     import torch
 
     from trifold import fast
@@ -77,10 +77,10 @@ def measure(kind: str, length: int, width: int, threads: int) -> dict[str, float
         model.decoder.blocks[0].self_attention.sublayer.weigh = lambda q, k, v, *_: q + k + v
     tokens = torch.randint(3, 10, (1, length))
     model(Inputs(tokens[:, :64])).square().sum().backward()  # loads compiled code
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before, start = peak_mb(), time.process_time()
     model(Inputs(tokens)).square().sum().backward()
     found = {"step": time.process_time() - start}
-    found["MB"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    found["MB"] = peak_mb() - before
     if model.decoder is None or kind == "projections":
         return found
     cache = model.eval().new_cache("sliding" if kind == "window" else "growing")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import setting
+
+sys.path.append(str(Path(__file__).parents[1]))
+from peak_memory import peak_mb
 
 Encode = Callable[[list[Any]], np.ndarray]  # texts or images -> vectors (N, E) of length 1
 
@@ -58,7 +60,6 @@ def measure(name: str, args: argparse.Namespace, load: Callable[[], Encode]) -> 
         start = time.perf_counter()
         vectors = encode(inputs)
         seconds.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     vectors = vectors.astype(np.float64)
     cosines = (vectors * reference).sum(1) / np.linalg.norm(vectors, axis=1)
     line = Line(
@@ -69,7 +70,7 @@ def measure(name: str, args: argparse.Namespace, load: Callable[[], Encode]) -> 
         first=round(len(inputs) / seconds[0], 1),
         calls=len(seconds) - 1,
         load_s=round(loading, 2),
-        peak_rss_mb=round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
+        peak_rss_mb=round(peak_mb(), 1),
         cosine=round(float(cosines.mean()), 5),
         least_cosine=round(float(cosines.min()), 5),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,9 @@ from pathlib import Path
 from statistics import median
 
 from setting import WORKS, Work, prompts
+
+sys.path.append(str(Path(__file__).parents[1]))
+from peak_memory import peak_mb
 
 Write = Callable[[list[list[int]]], list[list[int]]]
 
@@ -58,14 +60,13 @@ def measure(name: str, args: argparse.Namespace, writer: Callable[[Work], Write]
         tokens = work.rows * work.new
         wrong = [len(row) for row in written if len(row) != work.new]
         assert not wrong, f"{name}: {wrong} tokens instead of {work.new}"
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         line = Line(
             **{"name": name, "precision": args.precision, "work": work_name, "tokens": tokens},
             best=round(tokens / min(seconds[1:]), 1),
             middle=round(tokens / median(seconds[1:]), 1),
             first=round(tokens / seconds[0], 1),
             calls=len(seconds) - 1,
-            peak_rss_mb=round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
+            peak_rss_mb=round(peak_mb(), 1),
             output=written[0][:16],
         )
         print(json.dumps(asdict(line)), flush=True)

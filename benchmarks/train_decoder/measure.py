@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import random
-import resource
 import string
 import sys
 import time
@@ -18,6 +17,9 @@ import numpy as np
 import torch
 from setting import Setting
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1]))
+from peak_memory import peak_mb
 
 
 def arguments(
@@ -65,13 +67,6 @@ def windows(setting: Setting) -> Iterator[tuple[Tensor, Tensor]]:
         ] + np.arange(setting.context + 1)
         stretch = torch.from_numpy(ids[places])
         yield stretch[:, :-1], stretch[:, 1:]
-
-
-def peak_mb() -> float:
-    """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-        2**20 if sys.platform == "darwin" else 2**10
-    )
 
 
 def say(**line: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,9 @@ from pathlib import Path
 import torch
 from batches import Batch
 from setting import Setting
+
+sys.path.append(str(Path(__file__).parents[1]))
+from peak_memory import peak_mb
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,6 @@ class Clock:
 
     def line(self) -> Line:
         seconds = self.end - self.start
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         tail = self.losses[-5:]
         return Line(
             name=self.name,
@@ -90,7 +91,7 @@ class Clock:
             target_tokens_per_s=round(self.target_tokens / seconds, 1),
             source_tokens=self.source_tokens,
             padding_share=round(1 - (self.source_tokens + self.target_tokens) / self.positions, 4),
-            peak_rss_mb=round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
+            peak_rss_mb=round(peak_mb(), 1),
             loss_first=round(self.losses[0], 4),
             loss_last=round(sum(tail) / len(tail), 4),
             steps=len(self.losses) - self.args.warmup,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.benchmarks.scripts import load
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.benchmarks.scripts import BENCHMARKS, load
 
 report, setting = (load("generate", name) for name in ("report", "setting"))
 
@@ -64,3 +69,13 @@ def test_prompts_are_reproducible() -> None:
         rows = setting.prompts(work)
         assert rows == setting.prompts(work)
         assert [len(row) for row in rows] == [work.width] * work.rows
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_the_peak_memory_of_a_runner_is_not_that_of_its_parent() -> None:
+    large = bytearray(300 * 2**20)  # all written, with zeros
+    large[:: 2**12] = bytes(len(large[:: 2**12]))
+    code = "from peak_memory import peak_mb; print(peak_mb())"
+    runner = [sys.executable, "-c", code]
+    done = subprocess.run(runner, cwd=BENCHMARKS, check=True, stdout=subprocess.PIPE, text=True)
+    assert 5 < float(done.stdout) < 100
