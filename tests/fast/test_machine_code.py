@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from trifold import fast
 from trifold.fast import decoding_step
-from trifold.nn import Transformer
+from trifold.nn import Inputs, Transformer
 
 pytest.importorskip("numba", reason="the interpreter needs numba: `make setup` installs it")
 from numba import carray, cfunc, types
@@ -85,18 +85,19 @@ def test_a_process_that_finds_the_code_does_not_import_numba() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_code_is_prepared_for_large_models_that_write(
+@pytest.mark.usefixtures("no_minimum_sizes")
+def test_only_a_call_that_computes_steps_loads_the_code(
     make_model: Callable[..., Transformer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared: list[str] = []
-    monkeypatch.setattr(machine_code, "prepare", lambda: prepared.append("prepared"))
-    decoder = make_model(shape="decoder")
-    decoding_step.prepare(make_model(shape="encoder"))
-    with fast.disabled():
-        decoding_step.prepare(decoder)
-    monkeypatch.setattr(decoding_step, "MIN_WEIGHTS", 10**9)
-    decoding_step.prepare(decoder)
-    assert not prepared
-    monkeypatch.setattr(decoding_step, "MIN_WEIGHTS", 1)
-    decoding_step.prepare(decoder)
-    assert prepared
+    started: list[str] = []
+    monkeypatch.setattr(decoding_step, "prepare_interpreter", lambda: started.append("started"))
+    model = make_model(shape="decoder")
+    prompt = Inputs(torch.ones(1, 40, dtype=torch.long))
+    with torch.no_grad():
+        model(prompt)
+        assert not started, "no steps follow a pass without a cache"
+        model.decode(prompt, cache=model.new_cache())
+        assert started == ["started"]
+        monkeypatch.setattr(decoding_step, "MIN_WEIGHTS", 10**9)
+        model.decode(prompt, cache=model.new_cache())
+    assert started == ["started"], "a small model does not need it"

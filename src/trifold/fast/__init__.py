@@ -14,6 +14,7 @@ Decoding steps: `instruction`, the format; `compiled_decoder`, which translates 
 Reading many texts: `int8_linear`, with the weights of `smoothing`.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -80,6 +81,22 @@ def _compiled(name: str) -> Any:
 # installed.
 compiled_loops = partial(_compiled, "loops")
 compiled_interpreter = partial(_compiled, "machine_code")
+
+
+@cache
+def prepare_interpreter() -> threading.Thread:
+    """Load or compile the interpreter on another thread, once.
+
+    The process ends after that thread, so that what it has compiled is on disk.
+    """
+    thread = threading.Thread(target=_load_interpreter, name="machine code")
+    thread.start()
+    return thread
+
+
+def _load_interpreter() -> None:
+    if (machine_code := compiled_interpreter()) is not None:
+        machine_code.entry_point()
 
 
 def is_eager_cpu(x: Tensor) -> bool:

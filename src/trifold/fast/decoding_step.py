@@ -14,7 +14,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from trifold.fast import compiled_interpreter, enabled, is_autocast, is_eager_cpu
+from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu, prepare_interpreter
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES, FEW_ROWS
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
@@ -29,7 +29,6 @@ from trifold.nn.norms import LayerNorm, RMSNorm
 from trifold.nn.ops import decoding_step as plain_decoding_step
 from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack
-from trifold.nn.transformer import Transformer
 from trifold.nn.walk import StackInputs
 
 MIN_WEIGHTS = 4 * 10**6  # of a stack
@@ -59,23 +58,14 @@ def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) ->
     return decoder.run(x, inputs, cache)
 
 
-def prepare(model: Transformer) -> None:
-    """Load or compile what executes the steps of a model on another thread, if it is large enough
-    for that, while this one reads its weights.
-    """
-    if model.decoder is None or model.lm_head is None or not enabled():
-        return
-    parameters = list(model.decoder.parameters())
-    is_large = sum(parameter.numel() for parameter in parameters) >= MIN_WEIGHTS
-    if is_large and (machine_code := compiled_interpreter()) is not None:
-        machine_code.prepare()
-
-
 def _compiled_decoder(
     stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache
 ) -> CompiledDecoder | None:
     """The compiled decoder of this cache if it supports the step."""
-    if stack.training or torch.is_grad_enabled() or cache.length == 0:
+    if stack.training or torch.is_grad_enabled():
+        return None
+    if cache.length == 0:
+        _prepare(stack, x)
         return None
     if not (_are_new_tokens(x) and _has_supported_masks(stack, inputs)):
         return None
@@ -83,6 +73,14 @@ def _compiled_decoder(
     if decoder is None or decoder.is_observed():
         return None
     return decoder
+
+
+def _prepare(stack: Stack, x: Tensor) -> None:
+    """Load or compile what executes the next steps on another thread, while this one reads the
+    prompt. A process that computes no step loads nothing.
+    """
+    if is_eager_cpu(x) and x.dtype in DTYPES and _are_supported_weights(_weights(stack)):
+        prepare_interpreter()
 
 
 def _are_new_tokens(x: Tensor) -> bool:
@@ -132,7 +130,7 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     """Whether the stack is large enough and instructions exist for all its modules and this number
     of rows.
     """
-    weights = [module.weight for module in stack.modules() if isinstance(module, Linear)]
+    weights = _weights(stack)
     return (
         _has_known_wiring(stack)
         and _are_supported_weights(weights)
@@ -141,6 +139,11 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
         and _stores_readable_keys(cache)
         and compiled_interpreter() is not None
     )
+
+
+def _weights(stack: Stack) -> list[Any]:
+    """The weights of its linear layers."""
+    return [module.weight for module in stack.modules() if isinstance(module, Linear)]
 
 
 def _has_known_wiring(stack: Stack) -> bool:

@@ -47,15 +47,6 @@ def entry_point() -> int:
         return _load()[0]
 
 
-def prepare() -> None:
-    """Load or compile the function on another thread.
-
-    The process ends after that thread, so that what it has compiled is on disk.
-    """
-    if not _load.cache_info().currsize:
-        threading.Thread(target=entry_point, name="machine code").start()
-
-
 @cache
 def _load() -> tuple[int, Any]:
     """The address of the function, and what owns its memory."""

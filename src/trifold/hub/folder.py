@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.fast.decoding_step import prepare
 from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
@@ -190,8 +189,6 @@ def load_model(
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     model = Transformer(config, initialize=False)
-    if torch.device(device).type == "cpu":
-        prepare(model)
     tensors = rules.loading(table, theirs, parameters)
     fill_model(model, tensors.items(), dtype, device, stored=stored)
     model.family = family.model_type
