@@ -11,12 +11,15 @@ program has written or what data names, and `open_named` what the user names dir
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from dataclasses import dataclass
-from io import BufferedReader
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from trifold.errors import CheckpointError, DataError, TrifoldError
 
@@ -140,6 +143,69 @@ class UntrustedPath:
         )
 
 
+@dataclass(frozen=True, order=True)
+class FileAsFolder(UntrustedPath):
+    """A file that is read like a folder, or something in it.
+
+    contents: the name of each file in it, with / between folders -> what makes its content.
+    inside: the name of this one there, "" for the file itself.
+    """
+
+    contents: Mapping[str, Callable[[], bytes]] = field(compare=False, repr=False)
+    inside: str = ""
+
+    def __truediv__(self, name: str) -> FileAsFolder:
+        return replace(self, inside=f"{self.inside}/{name}".lstrip("/"))
+
+    def __str__(self) -> str:
+        if not self.inside:
+            return str(self.path)
+        return f"{self.path} ({self.inside})"
+
+    @property
+    def name(self) -> str:
+        return self.inside.rpartition("/")[2] or self.path.name
+
+    @property
+    def stem(self) -> str:
+        return Path(self.name).stem
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.name).suffix
+
+    @property
+    def parent(self) -> UntrustedPath:
+        """The folder in the file; that of the file itself is named with it."""
+        if not self.inside:
+            return named(self.path.parent)
+        return replace(self, inside=self.inside.rpartition("/")[0])
+
+    def exists(self) -> bool:
+        """Whether the file has something of this name."""
+        return self.inside in self.contents or self.is_folder()
+
+    def is_folder(self) -> bool:
+        """Whether this is the file itself, or a folder in it."""
+        inner = self.inside and f"{self.inside}/"
+        return any(name.startswith(inner) for name in self.contents)
+
+    def is_inside(self) -> bool:
+        return self.exists()
+
+    def glob(self, pattern: str) -> list[UntrustedPath]:
+        """What matches a pattern in this folder, sorted by name."""
+        inner = self.inside and f"{self.inside}/"
+        names = [name for name in self.contents if fnmatch(name, inner + pattern)]
+        return [replace(self, inside=name) for name in sorted(names)]
+
+    def content(self) -> bytes:
+        """The bytes of this file. Raises FileNotFoundError if there is none."""
+        if self.inside not in self.contents:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        return self.contents[self.inside]()
+
+
 AnyPath: TypeAlias = str | Path | UntrustedPath
 
 
@@ -150,10 +216,27 @@ def named(path: AnyPath) -> UntrustedPath:
     return UntrustedPath(Path(path), Path(path))
 
 
+# The ending of files that are read like folders -> what opens one. `trifold.hub` adds its own.
+FOLDER_ENDINGS: dict[str, Callable[[UntrustedPath], UntrustedPath]] = {}
+
+
+def folder_or_file(path: AnyPath) -> UntrustedPath:
+    """As `named`; a file that is read like a folder is opened as one. Raises CheckpointError if it
+    is damaged.
+    """
+    source = named(path)
+    opener = FOLDER_ENDINGS.get(source.suffix.lower())
+    if opener is None or isinstance(source, FileAsFolder) or not source.path.is_file():
+        return source
+    return opener(source)
+
+
 def open_file(path: UntrustedPath) -> BufferedReader:
     """A regular file of a folder. Raises FileNotFoundError, and CheckpointError for a link that
     leads out, a folder, a named pipe, a socket or a device, and if it cannot be read.
     """
+    if isinstance(path, FileAsFolder):
+        return BufferedReader(cast(RawIOBase, BytesIO(path.content())))
     try:
         return _open(path.target(), str(path), CheckpointError)
     except FileNotFoundError:
@@ -177,7 +260,7 @@ def open_named(path: AnyPath) -> BufferedReader:
     folder that the user named is opened by `open_file`. Raises OSError.
     """
     source = named(path)
-    if source.path != source.root:
+    if source.path != source.root or isinstance(source, FileAsFolder):
         return open_file(source)
     return source.path.open("rb")
 
@@ -221,7 +304,7 @@ def read_bytes(path: AnyPath, limit: int) -> bytes:
     try:
         with open_file(source) as file:
             content = file.read(limit + 1)
-            size = os.fstat(file.fileno()).st_size
+            size = file.seek(0, os.SEEK_END)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; is this the folder of a model?") from None
     except OSError as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.folders import AnyPath, UntrustedPath, named
+from trifold.folders import AnyPath, UntrustedPath, folder_or_file, named
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.family import Family
@@ -171,7 +171,7 @@ def load_model(
     the computation. Raises CheckpointError if something is missing, damaged, of an unknown family,
     or does not fit.
     """
-    folder = named(folder)
+    folder = folder_or_file(folder)
     values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder) if merged is None else merged
@@ -200,7 +200,7 @@ def read_config(folder: AnyPath) -> ModelConfig:
     """The config of a model folder. Reads no more of the weights than the config depends on. Raises
     CheckpointError.
     """
-    folder = named(folder)
+    folder = folder_or_file(folder)
     family, config = parse_config(read_settings(folder)[0], folder / CONFIG)
     if family.infer is None or not has_weights(folder):
         return config

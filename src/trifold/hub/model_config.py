@@ -16,6 +16,7 @@ from trifold.hub.family import Family
 from trifold.hub.files import naming
 from trifold.hub.quantized import check_unquantized, check_unquantized_tensors
 from trifold.hub.rows import group_of
+from trifold.hub.tensors import shapes_of
 from trifold.hub.unknown_keys import warn_of_ignored
 from trifold.nn import ModelConfig, Transformer
 
@@ -80,7 +81,7 @@ def _check_sizes(config: ModelConfig, weights: Mapping[str, Tensor], place: Untr
         raise CheckpointError(
             f"{place}: {layers} layers, but the weights are {len(weights)} tensors"
         )
-    elements = sum(weights[name].numel() for name in weights)
+    elements = sum(tensor.numel() for tensor in shapes_of(weights).values())
     with naming(place):
         check_positions(config, elements)
     routed = min(blocks, config.expert_layers)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.folders import UntrustedPath, named
+from trifold.folders import FileAsFolder, UntrustedPath, folder_or_file, named
 from trifold.hub.weights import has_weights
 from trifold.settings import similar
 
@@ -31,8 +31,8 @@ _REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 def resolve(
     name: str, *, pickled: bool = False, others: Iterable[str] = (), revision: str | None = None
 ) -> UntrustedPath:
-    """The model folder for a name: a local folder (of a model, or of a run that holds one), or a
-    hub id. Links in it may lead below the folder that the name stands for.
+    """The model folder for a name: a local folder (of a model, or of a run that holds one), a GGUF
+    file, or a hub id. Links in it may lead below the folder that the name stands for.
 
     pickled: also download pickled weights if the model has no others. others: names that an error
     may suggest besides folders. revision: a branch, tag or commit of the hub. Raises
@@ -42,7 +42,10 @@ def resolve(
     if name and folder.is_dir():
         return _model_in(named(folder), name)
     if folder.is_file():
-        raise CheckpointError(f"{name}: a file, not the folder of a model")
+        opened = folder_or_file(folder)
+        if isinstance(opened, FileAsFolder):
+            return opened
+        raise CheckpointError(f"{name}: a file, not the folder of a model, and not a GGUF file")
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name, re.ASCII):
         raise CheckpointError(f"{name!r}: no such folder{similar_folder(folder, others)}")
     if revision is not None and not _REVISION.fullmatch(revision):

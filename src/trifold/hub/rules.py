@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trifold.hub.tensors import lazy_tensors, list_problems, renamed_tensors
+from trifold.hub.tensors import lazy_tensors, list_problems, renamed_tensors, shapes_of
 from trifold.hub.transforms import SAME, Tensors, Transform
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def _match(pattern: str, name: str) -> dict[str, str] | None:
+def match_name(pattern: str, name: str) -> dict[str, str] | None:
     """The values of the placeholders if the pattern matches the name, else None."""
     match = _expression(pattern).fullmatch(name)
     if match is None:
@@ -160,12 +160,13 @@ def _match(pattern: str, name: str) -> dict[str, str] | None:
     return match.groupdict()
 
 
-def _fill(pattern: str, values: Mapping[str, str]) -> str:
+def fill_name(pattern: str, values: Mapping[str, str]) -> str:
     """The pattern with its placeholders replaced by values."""
     return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda match: values[match[1]], pattern)
 
 
-def _as_tuple(names: Names) -> tuple[str, ...]:
+def as_tuple(names: Names) -> tuple[str, ...]:
+    """One name or several as a tuple."""
     return (names,) if isinstance(names, str) else names
 
 
@@ -187,14 +188,14 @@ def conversions(rules: Iterable[AnyRule], names: Collection[str]) -> list[Conver
     filled: list[Conversion] = []
     unfilled = dict.fromkeys(names)
     for rule in (rule for rule in rules if isinstance(rule, ParameterRule)):
-        ours = _as_tuple(rule.ours)
-        theirs = _as_tuple(rule.theirs)
+        ours = as_tuple(rule.ours)
+        theirs = as_tuple(rule.theirs)
         for name in names:
-            if (values := _match(ours[0], name)) is None:
+            if (values := match_name(ours[0], name)) is None:
                 continue
             conversion = Conversion(
-                tuple(_fill(pattern, values) for pattern in ours),
-                tuple(_fill(pattern, values) for pattern in theirs),
+                tuple(fill_name(pattern, values) for pattern in ours),
+                tuple(fill_name(pattern, values) for pattern in theirs),
                 rule.transform,
             )
             for taken in conversion.ours:
@@ -210,11 +211,11 @@ def constants(
 ) -> dict[str, tuple[Zeros | Computed, str]]:
     """Their tensors that we do not have, each with its rule and the parameter beside it."""
     return {
-        _fill(rule.theirs, values): (rule, name)
+        fill_name(rule.theirs, values): (rule, name)
         for rule in rules
         if isinstance(rule, Zeros | Computed)
         for name in ours
-        if (values := _match(rule.beside, name)) is not None
+        if (values := match_name(rule.beside, name)) is not None
     }
 
 
@@ -227,7 +228,7 @@ def unused(rules: Sequence[AnyRule], theirs: Mapping[str, Tensor]) -> dict[str, 
 def ignored(rules: Iterable[AnyRule], name: str) -> Ignored | Unused | None:
     """The rule by which a tensor of theirs is not read, if there is one."""
     for rule in rules:
-        if isinstance(rule, Ignored | Unused) and _match(rule.theirs, name) is not None:
+        if isinstance(rule, Ignored | Unused) and match_name(rule.theirs, name) is not None:
             return rule
     return None
 
@@ -328,15 +329,15 @@ def _problem_of_expected(
     """What is wrong with a tensor that the model has, or with a copy of its `original`: its shape,
     type or values. constant: the rule that gives its values, if there is one.
     """
-    tensor = theirs[name]
+    tensor = shapes_of(theirs)[name]
     if (problem := _wrong_shape(name, tensor, shape)) is not None:
         return problem
     if tensor.dtype not in FLOATS:
         return f"wrong type: {name} is {tensor.dtype} and should be floating point"
-    if constant is not None and (problem := constant.problem(name, tensor)) is not None:
+    if constant is not None and (problem := constant.problem(name, theirs[name])) is not None:
         return problem
     is_copy = name != original and original in theirs
-    if is_copy and not torch.equal(tensor, theirs[original]):
+    if is_copy and not torch.equal(theirs[name], theirs[original]):
         return f"not equal: {name} and {original}, which are one tensor in this model"
     return None
 
@@ -351,7 +352,7 @@ def _problem_of_extra(
     if rule is None:
         return f"not known: {name!r}"
     if isinstance(rule, Ignored) and rule.shape is not None:
-        return _wrong_shape(name, theirs[name], rule.shape)
+        return _wrong_shape(name, shapes_of(theirs)[name], rule.shape)
     return None
 
 
@@ -366,7 +367,7 @@ def _wrong_shape(name: str, tensor: Tensor, shape: Sequence[int]) -> str | None:
 def copies(rules: Iterable[AnyRule]) -> dict[str, str]:
     """Every tied tensor that a file may have, with the name of its original."""
     return {
-        _fill(rule.theirs, values): _fill(rule.of, values)
+        fill_name(rule.theirs, values): fill_name(rule.of, values)
         for rule in rules
         if isinstance(rule, Copy)
         for values in _choices(rule.theirs)
@@ -382,11 +383,11 @@ def _choices(pattern: str) -> Iterator[dict[str, str]]:
 def _copies_among(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
     """The tied tensors among these names of theirs, each with the name of its original."""
     return {
-        name: _fill(rule.of, values)
+        name: fill_name(rule.of, values)
         for rule in rules
         if isinstance(rule, Copy)
         for name in theirs
-        if (values := _match(rule.theirs, name)) is not None
+        if (values := match_name(rule.theirs, name)) is not None
     }
 
 
@@ -438,10 +439,10 @@ def other_names(rules: Sequence[AnyRule], name: str) -> list[str]:
     tied = copies(rules)
     # Of the rules whose old name has no placeholder that the new one lacks.
     older = (
-        _fill(rule.old, values)
+        fill_name(rule.old, values)
         for rule in rules
         if isinstance(rule, Renamed) and "{*" not in rule.old
-        if (values := _match(rule.new, name)) is not None
+        if (values := match_name(rule.new, name)) is not None
         and {*_expression(rule.old).groupindex} <= values.keys()
     )
     return [other for other in older if other not in tied]
@@ -452,6 +453,6 @@ def _later_names(name: str, renames: Sequence[Renamed]) -> Iterator[str]:
     reached: list[tuple[str, tuple[Renamed, ...]]] = [(name, ())]
     for current, used in reached:  # which grows meanwhile
         for rule in renames:
-            if rule not in used and (values := _match(rule.old, current)) is not None:
-                reached.append((_fill(rule.new, values), (*used, rule)))
+            if rule not in used and (values := match_name(rule.old, current)) is not None:
+                reached.append((fill_name(rule.new, values), (*used, rule)))
                 yield reached[-1][0]

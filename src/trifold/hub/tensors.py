@@ -43,11 +43,19 @@ _ALIGNMENT = 8  # bytes; the header is padded with spaces
 class TransformedTensors(Mapping[str, Tensor]):
     """Tensors with the names of these values: `function(name, value)`, each made when it is
     read.
+
+    shapes: the same tensors on the meta device, if making one takes time.
     """
 
-    def __init__(self, values: Mapping[str, Any], function: Callable[[str, Any], Tensor]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        function: Callable[[str, Any], Tensor],
+        shapes: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self._values = values
         self._function = function
+        self.shapes = shapes
 
     def __getitem__(self, name: str) -> Tensor:
         return self._function(name, self._values[name])
@@ -59,9 +67,18 @@ class TransformedTensors(Mapping[str, Tensor]):
         return len(self._values)
 
 
+def shapes_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Tensors of the same names, shapes and types, whose values are not read."""
+    return getattr(tensors, "shapes", None) or tensors
+
+
 def renamed_tensors(places: Mapping[str, tuple[Mapping[str, Tensor], str]]) -> Mapping[str, Tensor]:
     """Tensors of one or several mappings under new names: new name -> (mapping, its name)."""
-    return TransformedTensors(places, lambda name, place: place[0][place[1]])
+    return TransformedTensors(
+        places,
+        lambda name, place: place[0][place[1]],
+        TransformedTensors(places, lambda name, place: shapes_of(place[0])[place[1]]),
+    )
 
 
 def lazy_tensors(
@@ -150,13 +167,19 @@ def _read_tensor(memory: mmap.mmap, first: int, name: str, entry: dict[str, Any]
     start, end = (first + offset for offset in entry["data_offsets"])
     if start == end:
         return torch.empty(shape, dtype=dtype)
-    # The view lives as long as the tensor.
-    view = memoryview(memory)[start:end]
-    weakref.finalize(view, _release, memory, start, end).atexit = False
-    raw = torch.frombuffer(view, dtype=torch.uint8)
+    raw = mapped_bytes(memory, start, end)
     if start % dtype.itemsize != 0:  # old files do not align tensors
         raw = raw.clone()
     return raw.view(dtype).view(shape)
+
+
+def mapped_bytes(memory: mmap.mmap, start: int, end: int) -> Tensor:
+    """The bytes from `start` to `end`, which are more than none, without a copy. Their pages are
+    freed when the tensor is.
+    """
+    view = memoryview(memory)[start:end]  # which lives as long as the tensor
+    weakref.finalize(view, _release, memory, start, end).atexit = False
+    return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _release(memory: mmap.mmap, start: int, end: int) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError, UsageError
-from trifold.folders import AnyPath, UntrustedPath, named
+from trifold.folders import AnyPath, UntrustedPath, folder_or_file
 from trifold.hub.files import replacing, write_json
+from trifold.hub.gguf.folder import GGUFFolder
 from trifold.hub.tensors import TensorFile, list_problems, renamed_tensors, write_tensors
 from trifold.jsonfiles import read_json
 
@@ -29,7 +30,9 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def has_weights(folder: UntrustedPath) -> bool:
-    """Whether the folder has safetensors weights."""
+    """Whether the folder has safetensors weights, or is a GGUF file."""
+    if isinstance(folder, GGUFFolder):
+        return True
     return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
@@ -39,14 +42,16 @@ def read_weights(folder: AnyPath) -> Mapping[str, Tensor]:
     Raises CheckpointError if there are none, if they are pickled or damaged, and if the index names
     files outside the folder or disagrees with its shards.
     """
-    folder = named(folder)
+    folder = folder_or_file(folder)
+    if isinstance(folder, GGUFFolder):
+        return folder.tensors
     if (folder / SINGLE).exists():
         return TensorFile(folder / SINGLE)
     if (folder / INDEX).exists():
         return open_shards(folder / INDEX, read_index(folder / INDEX, SHARD_NAME), TensorFile)
     if other := sorted(folder.glob("*.gguf")):
         raise CheckpointError(
-            f"{other[0]}: GGUF is not read; use the same model in safetensors, with its config.json"
+            f"{folder}: no {SINGLE} and no {INDEX}; give the GGUF file itself, {other[0]}"
         )
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:

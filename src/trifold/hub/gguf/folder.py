@@ -1,0 +1,121 @@
+"""A GGUF file as a model folder: its metadata as the files of a Hugging Face folder, which are
+made when they are read, and its tensors.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+from torch import Tensor
+
+from trifold.errors import CheckpointError
+from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
+from trifold.hub.gguf.architectures import UNREAD, find_architecture
+from trifold.hub.gguf.file_format import GGUFFile, read_file
+from trifold.hub.gguf.metadata import Metadata
+from trifold.hub.gguf.tensors import open_tensors, translated
+
+ENDING = ".gguf"
+KIND = "general.type"
+SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+MAX_PARTS = 1000
+
+
+@dataclass(frozen=True, order=True)
+class GGUFFolder(FileAsFolder):
+    """A GGUF file as a folder. tensors: by the names of the family."""
+
+    tensors: Mapping[str, Tensor] = field(compare=False, repr=False, kw_only=True)
+
+
+def open_gguf(path: UntrustedPath) -> GGUFFolder:
+    """A file as a folder; of a model in several files, the first one stands for all.
+
+    Raises CheckpointError if it is damaged, if a part is missing, and for an architecture or a type
+    of tensors that is not read.
+    """
+    try:
+        status = path.target().stat()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    return _open(path, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+@lru_cache(maxsize=1)  # commands open their model several times
+def _open(path: UntrustedPath, state: tuple[int, ...]) -> GGUFFolder:
+    """state: changes with the file."""
+    files = _read_parts(path)
+    place = str(path)
+    tensors = open_tensors(files)
+    file = Metadata(files[0].metadata, tensors, place)
+    kind = file.text(KIND, "model")
+    if kind != "model":
+        raise CheckpointError(
+            f"{place}: {KIND}: {kind!r:.60} is no model; give the file of a model"
+        )
+    architecture = find_architecture(file)
+    keys = architecture.config(file)
+    contents: dict[str, Callable[[], bytes]] = {"config.json": partial(_json, keys)}
+    return GGUFFolder(
+        path.path,
+        path.root,
+        contents,
+        tensors=translated(architecture.rules(keys), tensors, UNREAD, place),
+    )
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, ensure_ascii=False).encode("utf-8")
+
+
+# --- models in several files ----------------------------------------------------------------------
+
+
+def _read_parts(path: UntrustedPath) -> list[GGUFFile]:
+    """The file, or all files of a model of which it is the first."""
+    first = read_file(path)
+    metadata = Metadata(first.metadata, {}, str(path))
+    count = metadata.size("split.count", 1, least=0)
+    if count <= 1:
+        return [first]
+    if metadata.size("split.no", 0, least=0):
+        raise CheckpointError(f"{path}: a further part of a model; give its first part")
+    found = SPLIT.fullmatch(path.name)
+    if found is None or int(found[2]) != 1 or int(found[3]) != count or count > MAX_PARTS:
+        raise CheckpointError(
+            f"{path}: the first of {count:,} parts, which is named NAME-00001-of-{count:05d}.gguf; "
+            "rename the parts as they were"
+        )
+    files = [first]
+    for number in range(2, count + 1):
+        name = f"{found[1]}-{number:05d}-of-{count:05d}.gguf"
+        files.append(_read_part(path.parent / name, number, count))
+    _check_total(metadata, files)
+    return files
+
+
+def _read_part(path: UntrustedPath, number: int, count: int) -> GGUFFile:
+    part = read_file(path)
+    metadata = Metadata(part.metadata, {}, str(path))
+    if (metadata.size("split.no", least=0), metadata.size("split.count")) != (number - 1, count):
+        raise CheckpointError(f"{path}: not part {number} of {count}; copy all parts again")
+    return part
+
+
+def _check_total(metadata: Metadata, files: list[GGUFFile]) -> None:
+    """Raise CheckpointError for a tensor in two parts, or another number of tensors."""
+    names: dict[str, UntrustedPath] = {}
+    for file in files:
+        for name in file.tensors:
+            if name in names:
+                raise CheckpointError(f"{file.path}: tensor {name!r} is also in {names[name]}")
+            names[name] = file.path
+    total = metadata.size("split.tensors.count", len(names))
+    if total != len(names):
+        raise metadata.error("split.tensors.count", f"{total:,}, but the parts have {len(names):,}")
+
+
+FOLDER_ENDINGS[ENDING] = open_gguf

@@ -1,0 +1,126 @@
+"""The tensors of a model in one or several GGUF files, by their names there and by those of the
+family. Quantized ones are decoded when they are read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trifold.hub.gguf.blocks import dequantize
+from trifold.hub.gguf.file_format import GGUFFile, TensorEntry
+from trifold.hub.rules import ParameterRule, as_tuple, fill_name, match_name
+from trifold.hub.tensors import (
+    TransformedTensors,
+    lazy_tensors,
+    list_problems,
+    mapped_bytes,
+    shapes_of,
+)
+from trifold.hub.transforms import Tensors, Transform
+
+
+class _Place(NamedTuple):
+    """A tensor, and the file that has it."""
+
+    file: GGUFFile
+    entry: TensorEntry
+
+
+def open_tensors(files: Sequence[GGUFFile]) -> Mapping[str, Tensor]:
+    """The tensors of the parts of a model, by their names in the files, each made when it is read.
+
+    Quantized tensors are float32; others share memory with the file and may not be written.
+    """
+    places = {name: _Place(file, entry) for file in files for name, entry in file.tensors.items()}
+    shapes = {name: _shape(place.entry) for name, place in places.items()}
+    return TransformedTensors(places, lambda name, place: _read(place), shapes)
+
+
+def _shape(entry: TensorEntry) -> Tensor:
+    return torch.empty(entry.shape, dtype=entry.kind.dtype or torch.float32, device="meta")
+
+
+def _read(place: _Place) -> Tensor:
+    file, entry = place
+    kind = entry.kind
+    raw = mapped_bytes(file.memory, entry.start, entry.end)
+    if kind.dtype is None:
+        return dequantize(raw, kind).view(entry.shape)
+    if entry.start % kind.dtype.itemsize:  # the alignment of a file may be 1
+        raw = raw.clone()
+    return raw.view(kind.dtype).view(entry.shape)
+
+
+# --- names of the family --------------------------------------------------------------------------
+
+
+class _Group(NamedTuple):
+    """Tensors of the family, and those of the file that they are made of."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    transform: Transform
+
+
+def translated(
+    rules: Sequence[ParameterRule], tensors: Mapping[str, Tensor], unread: Sequence[str], place: str
+) -> Mapping[str, Tensor]:
+    """The tensors by the names of the family, and in its form.
+
+    unread: names that no rule needs. Raises CheckpointError listing every tensor that no rule
+    knows, that another one needs, or whose shape does not fit.
+    """
+    groups, problems = _groups(rules, tensors, unread)
+    shapes: dict[str, Tensor] = {}
+    for group in groups:
+        try:
+            made = group.transform.load([_shape_in(tensors, name) for name in group.theirs])
+            shapes |= zip(group.ours, made, strict=True)
+        except (RuntimeError, ValueError, IndexError):
+            found = ", ".join(f"{name} {_shape_text(tensors, name)}" for name in group.theirs)
+            problems.append(f"wrong shape: {found}")
+    if problems:
+        raise list_problems(f"{place}: the tensors do not fit the metadata", problems)
+    makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
+        group.ours: partial(_make, group, tensors) for group in groups
+    }
+    made_tensors = lazy_tensors(makers)
+    return TransformedTensors(shapes, lambda name, shape: made_tensors[name], shapes)
+
+
+def _make(group: _Group, tensors: Mapping[str, Tensor]) -> Tensors:
+    return group.transform.load([tensors[name] for name in group.theirs])
+
+
+def _shape_in(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    return shapes_of(tensors)[name]
+
+
+def _shape_text(tensors: Mapping[str, Tensor], name: str) -> str:
+    return str(tuple(_shape_in(tensors, name).shape))
+
+
+def _groups(
+    rules: Sequence[ParameterRule], names: Mapping[str, Tensor], unread: Sequence[str]
+) -> tuple[list[_Group], list[str]]:
+    """The rules with their placeholders filled from the names of the file, and what is wrong."""
+    groups: list[_Group] = []
+    problems: list[str] = []
+    left = dict.fromkeys(name for name in names if name not in unread)
+    for rule in rules:
+        patterns = as_tuple(rule.theirs)
+        for name in names:
+            if (values := match_name(patterns[0], name)) is None:
+                continue
+            theirs = tuple(fill_name(pattern, values) for pattern in patterns)
+            problems += [f"missing: {each}" for each in theirs if each not in names]
+            for each in theirs:
+                left.pop(each, None)
+            ours = tuple(fill_name(pattern, values) for pattern in as_tuple(rule.ours))
+            groups.append(_Group(ours, theirs, rule.transform))
+    problems += [f"not known: {name!r}" for name in left]
+    complete = [group for group in groups if all(name in names for name in group.theirs)]
+    return complete, problems
