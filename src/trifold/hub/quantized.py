@@ -10,9 +10,7 @@ from trifold.errors import CheckpointError
 from trifold.folders import UntrustedPath
 from trifold.jsonfiles import read_json
 
-REMEDY = (
-    "use the unquantized form of the same model (or its GGUF form, with a program that reads GGUF)"
-)
+REMEDY = "use the unquantized form of the same model, or its GGUF file"
 # Keys of config.json. The second is that of old files of compressed-tensors, the third that of MLX.
 KEYS = ("quantization_config", "compression_config", "quantization")
 LIBRARIES = dict(zip(KEYS, ("", "compressed-tensors", "MLX"), strict=True))
