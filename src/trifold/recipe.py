@@ -32,7 +32,7 @@ from trifold.nn import load_part
 from trifold.nn.lora import LoRASettings
 from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
-from trifold.objectives.defaults import complete, complete_recorded
+from trifold.objectives.defaults import Added, complete, complete_recorded, describe_sizes
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.scheduled_sampling import fitting_k
 from trifold.settings import Conflict, Settings, nearest, warn
@@ -437,17 +437,31 @@ class Recipe(Settings):
 
     @cached_property
     def notes(self) -> list[str]:
-        """Lines about the defaults that `load_recipe` chose, which are printed once the data has
-        been read. They are not part of the settings.
+        """Lines about the other defaults that `load_recipe` chose, which are printed once the data
+        has been read. They are not part of the settings.
         """
         return []
 
     @cached_property
-    def sized(self) -> set[str]:
-        """The keys of `train` whose values are defaults for the size of the data. It is not part of
-        the settings.
+    def sized(self) -> list[str]:
+        """The dotted keys whose values are defaults for the size of the data: estimates, which
+        training replaces by those for what it has counted. It is not part of the settings.
         """
-        return set()
+        return []
+
+    def describe_sizes(self, start: ModelConfig | None) -> Iterator[str]:
+        """Lines about the values for the size of the data. start: the config of start_from."""
+        return describe_sizes({key: self.value(key) for key in self.sized}, start)
+
+    def value(self, dotted: str) -> Any:
+        """The value of a dotted key."""
+        group, key = dotted.split(".")
+        return getattr(getattr(self, group), key)
+
+    @cached_property
+    def size_notes(self) -> list[str]:
+        """Lines about the estimates. They are not part of the settings."""
+        return []
 
     def resolved(self) -> str:
         """YAML with all defaults."""
@@ -539,11 +553,12 @@ def load_recipe(
     given = _apply_overrides(overrides, values, written)
     values.setdefault("name", default_name)
     lines: list[str] = []
-    set_before = {*_keys(values.get("train"))}
+    added = Added()
     if is_foreign:
         complete_recorded(values)
     else:
-        lines += _complete(values, written)
+        added = _complete(values, written)
+        lines += added.lines
         lines += _fit_sampling(values)
     lines += settle(values, written)
     try:
@@ -557,8 +572,10 @@ def load_recipe(
     recipe.notes.extend(lines)
     recipe.overrides.update(given)
     recipe.chosen.update(written)
-    if not is_foreign:
-        recipe.sized.update({*_keys(values.get("train"))} - set_before)
+    recipe.sized.extend(added.sized)
+    recipe.size_notes.extend(recipe.describe_sizes(added.start))
+    if recipe.pretrain is not None:  # its model is that of the first stage, whose data may differ
+        recipe.sized.clear()
     return recipe
 
 
@@ -579,12 +596,33 @@ def _apply_overrides(
     return given
 
 
-def _keys(group: Any) -> Iterable[str]:
-    """The keys of a group of settings; another value is an error, which `Recipe` reports."""
-    return group if isinstance(group, Mapping) else ()
+def with_values(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values of dotted keys, which are valid."""
+    groups = dict[str, dict[str, Any]]()
+    for dotted, value in values.items():
+        group, key = dotted.split(".")
+        groups.setdefault(group, {})[key] = value
+    update = {
+        group: getattr(recipe, group).model_copy(update=changes)
+        for group, changes in groups.items()
+    }
+    return carry_facts(recipe, recipe.model_copy(update=update))
 
 
-def _complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
+def carry_facts(source: Recipe, target: Recipe) -> Recipe:
+    """The target with what is not part of the settings of the recipe that it derives from."""
+    facts: dict[str, Any] = {
+        "overrides": {**source.overrides},
+        "chosen": {**source.chosen},
+        "notes": [*source.notes],
+        "sized": [*source.sized],
+        "size_notes": [*source.size_notes],
+    }
+    target.__dict__.update(facts)  # of cached properties
+    return target
+
+
+def _complete(values: dict[str, Any], written: Mapping[str, Any]) -> Added:
     """Add the defaults of the task; of an unknown key, such as data.trian, and what is missing
     without it, the error names the key.
     """

@@ -39,7 +39,7 @@ def write(tmp_path):
     ("lines", "repeats", "size", "positions", "steps", "holdout"),
     [
         (100, 2, (64, 2), 64, 100, 0.1),
-        (1_000, 20, (128, 2), 256, 334, 0.1),
+        (1_000, 20, (128, 2), 256, 738, 0.1),
         (5_000, 35, (256, 4), 512, 2_908, 0.1),
         (40_000, 20, (256, 4), 512, 10_000, 0.092),
     ],
@@ -64,12 +64,12 @@ def test_characters_and_larger_batches_are_counted(write):
     text = f"{SENTENCE * 20}\n" * 1_000
     assert load_recipe(write(text, "tokenizer: {kind: char}\n")).train.steps == 1_323
     assert load_recipe(write(text), {"batch.tokens": 2048}).train.steps == 669
-    assert load_recipe(write(text), {"train.accumulate": 2}).train.steps == 167
+    assert load_recipe(write(text), {"train.accumulate": 2}).train.steps == 765
 
 
 EXPLICIT = {
     "model.d_model": 32, "model.n_layers": 1, "model.d_ff": 40, "model.n_heads": 2, "model.max_positions": 8,
-    "train.steps": 7, "train.warmup": 3, "train.learning_rate": 0.5, "train.validate_every": 2, "train.save_every": 4,
+    "batch.tokens": 99, "train.steps": 7, "train.warmup": 3, "train.learning_rate": 0.5, "train.validate_every": 2, "train.save_every": 4,
     "data.holdout": 5,
 }  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_explicit_values_win(write, key):
     group, name = key.split(".")
     recipe = load_recipe(path, {key: EXPLICIT[key]})
     assert getattr(getattr(recipe, group), name) == EXPLICIT[key]
-    (line,) = recipe.notes
+    (line,) = recipe.size_notes
     printed = line.split()
     assert [each.split("=")[0] for each in printed[6:]] == [
         other for other in PRINTED if other != key
@@ -94,11 +94,12 @@ PRINTED = [
         "model.n_heads",
         "model.d_ff",
         "model.max_positions",
+        "batch.tokens",
+        "train.learning_rate",
         "train.steps",
     ),
     *(
         "train.warmup",
-        "train.learning_rate",
         "train.validate_every",
         "train.save_every",
         "data.holdout",
@@ -117,7 +118,7 @@ def test_a_recipe_that_names_a_model_keeps_the_fixed_defaults(write):
     for model in ("preset: gpt2", "shape: decoder, n_layers: 2"):
         recipe = load_recipe(write(SENTENCE, f"model: {{{model}}}\n"))
         assert recipe.train == TrainSettings()
-        assert (recipe.data.holdout, recipe.notes) == (0, [])
+        assert (recipe.data.holdout, recipe.notes, recipe.size_notes) == (0, [], [])
 
 
 @pytest.mark.parametrize("size", ["d_model", "n_layers"])
@@ -139,7 +140,7 @@ def test_a_run_keeps_its_values_when_the_data_changes(write, tmp_path):
     write(f"{SENTENCE * 20}\n" * 1_000)
     again = load_recipe(tmp_path / "recipe.yaml")
     assert again == recipe
-    assert again.notes == []
+    assert again.notes == again.size_notes == again.sized == []
 
 
 def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write, tmp_path):
@@ -147,9 +148,11 @@ def test_the_sizes_are_those_of_start_from_and_the_steps_those_of_the_data(write
     start = f"train: {{start_from: {tmp_path / 'bert'}}}\n"
     recipe = load_recipe(write(f"{SENTENCE * 20}\n" * 1_000, start, "masked"))
     assert (recipe.model.d_model, recipe.model.n_layers) == (BERT["d_model"], BERT["n_layers"])
-    assert (recipe.train.steps, recipe.train.warmup, recipe.data.holdout) == (334, 33, 0.1)
+    assert (recipe.train.steps, recipe.train.warmup, recipe.data.holdout) == (738, 73, 0.1)
     assert recipe.train.learning_rate == pytest.approx((4000 * BERT["d_model"]) ** -0.5, rel=0.05)
-    assert f"for the width of start_from, {BERT['d_model']}: train.l" in "\n".join(recipe.notes)
+    assert f"for the width of start_from, {BERT['d_model']}: train.l" in "\n".join(
+        recipe.size_notes
+    )
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_task_chooses_a_decoder_for_its_data(here, kind):
     assert (model.shape, model.d_model, recipe.train.steps) == ("decoder", 64, 100)
     assert (model.positions, model.norm_placement) == ("learned", "pre")  # as in GPT-2
     assert recipe.batch.on_overflow == "truncate"
-    assert "for the size of the data: model.d_model=64" in recipe.notes[0]
+    assert "for the size of the data: model.d_model=64" in recipe.size_notes[0]
 
 
 def test_another_shape_than_that_of_start_from_is_an_error(here, tmp_path):

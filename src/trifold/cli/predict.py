@@ -86,7 +86,9 @@ OPTIONS = {
         "tag: how tokens become words and spans.",
         show_default="words; WordPiece: first",
     ),
-    "max_answer_length": option(int, "answer: maximum tokens.", min=1, show_default="15"),
+    "max_answer_length": option(
+        int, "answer: maximum tokens.", min=1, show_default="of training, or 15"
+    ),
     "impossible": option(bool, "answer: the text may contain none.", "--impossible"),
     "max_length": option(
         int, "answer: tokens of a window over a long context.", min=1, show_default="384"

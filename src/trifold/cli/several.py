@@ -58,6 +58,7 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
     from trifold.train import train
     from trifold.train.data_files import check_same_data
     from trifold.train.run_folder import RunFolder
+    from trifold.train.sizing import with_recorded_sizes
     from trifold.train.stages import changed
 
     _check_summary(named(out) / SUMMARY)
@@ -65,7 +66,8 @@ def train_each(recipe: Any, changes: dict[str, dict[str, Any]], out: Path, **opt
         chosen = changed(recipe, changes_of_run)
         folder = named(out) / name
         is_finished = describe_run(folder, name).state == "finished"
-        if is_finished and read_text(folder / RECIPE, MAX_JSON) == chosen.resolved():
+        same = with_recorded_sizes(chosen, RunFolder(folder.path))
+        if is_finished and read_text(folder / RECIPE, MAX_JSON) == same.resolved():
             if not options["data_changed"]:  # a mean of runs with different data means nothing
                 check_same_data(RunFolder(folder.path), chosen, changed=False)
             continue

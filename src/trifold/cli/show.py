@@ -235,7 +235,7 @@ def _subject_of_recipe(recipe: Recipe) -> Subject:
     from trifold.data import expand_path
     from trifold.text import make_tokenizer
 
-    for line in recipe.notes:
+    for line in [*recipe.size_notes, *recipe.notes]:
         print_note(line)
     size = recipe.tokenizer.vocab_size
     remark = "with the maximum vocabulary of the recipe"

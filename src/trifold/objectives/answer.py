@@ -13,6 +13,7 @@ scores             exact match and F1 of words; with unanswerable questions also
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -43,15 +44,25 @@ from trifold.objectives.questions import (
     score_answers,
 )
 from trifold.objectives.write_answers import WriteAnswers
-from trifold.predict.answer import Options, choose_answers, is_visible, read_windows, window_sizes
+from trifold.predict.answer import (
+    LONGEST_ANSWER,
+    MAX_ANSWER_LENGTH,
+    Options,
+    choose_answers,
+    is_visible,
+    read_windows,
+    window_sizes,
+)
 from trifold.ragged import Ragged
 from trifold.text import Encoded
 from trifold.text.prompts import QUESTION
 from trifold.text.spans import Ids
+from trifold.text.tokenizer import NO_LIMITS
 
 # --- settings -> rows -----------------------------------------------------------------------------
 
 
+LONG_ANSWER = 99.0  # percentile of the training answers that a prediction may be as long as
 # Settings of answers that are spans.
 OF_SPANS = ("max_length", "stride", "max_answer_length", "impossible")
 
@@ -80,7 +91,12 @@ class AnswerSettings(LabelledSettings, PromptSettings):
     stride: int | None = Field(
         None, ge=0, description="tokens that windows share; default: 128, at most half a window"
     )
-    max_answer_length: int = Field(15, ge=1, description="most tokens of a predicted answer")
+    max_answer_length: int = Field(
+        MAX_ANSWER_LENGTH,
+        ge=1,
+        description="most tokens of a predicted answer; chosen for the training answers by a "
+        "recipe that sizes itself",
+    )
     impossible: bool | None = Field(
         None,
         description="predictions: whether a question may have no answer; default: whether one "
@@ -248,6 +264,22 @@ class ExtractAnswers(LabelledObjective):
             )
         visible = Ragged.of([is_visible(part, self.tokenizer.cls_id) for part in encoded])
         return WindowExamples(*self.tokens_and_types(encoded), np.array(labels), visible)
+
+    def counted_settings(self, examples: WindowExamples) -> dict[str, Any]:
+        """The most tokens of nearly all training answers, at least 15."""
+        first, last = examples.labels[examples.labels[:, 0] > 0].T
+        if not len(first):
+            return {}
+        longest = int(np.percentile(last - first + 1, LONG_ANSWER, method="higher"))
+        return {"max_answer_length": max(MAX_ANSWER_LENGTH, longest)}
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, with the most tokens of an answer."""
+        longest = self.settings.max_answer_length
+        if longest != MAX_ANSWER_LENGTH:
+            settings = self.tokenizer.settings or NO_LIMITS
+            self.tokenizer.settings = {**settings, LONGEST_ANSWER: longest}
+        super().save(folder)
 
     def batch(
         self, examples: WindowExamples, rows: Ids, width: int | None = None, *, draw: int = 0

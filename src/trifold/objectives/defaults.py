@@ -1,15 +1,12 @@
-"""Defaults of a recipe that depend on its task and its data: model, special tokens, steps, held-out
-data.
+"""Defaults of a recipe that depend on its task, on the model that it starts from, and on its data,
+whose part is in `sizes`.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from trifold.data import DataSettings
-from trifold.data.image_sets import measure_images
 from trifold.errors import SettingsError, TrifoldError, join_or
 from trifold.folders import UntrustedPath
 from trifold.hub import read_config, resolve
@@ -21,15 +18,11 @@ from trifold.nn.config import Shape
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
-from trifold.objectives.data_size import measure_texts
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.prompted import PromptSettings
-from trifold.objectives.rates import fine_tuning_rate, new_rate
+from trifold.objectives.sizes import estimate_sizes, is_unsized_student, sizes_of_student
 from trifold.settings import as_yaml, nearest
 
-# Limit of the tokens of the data, width and layers of a model for less.
-WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))
-GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 # Sizes that a model shares with the one that its initial weights come from.
 SIZES = "d_model d_embedding n_heads n_kv_heads d_head d_ff n_token_types max_positions".split()
 # Of these, what no initial weights fit that have another value.
@@ -38,14 +31,24 @@ FIXED_SIZES = ("d_model", "n_layers", "n_heads", "d_ff")
 TOKENIZER_KEYS = ("add", "extract", "dropout", "dropout_epochs")
 # The recipe that trains any model of a shape.
 TASK_OF_SHAPE = {"decoder": "causal", "encoder": "masked", "encoder-decoder": "translate"}
-HELD_OUT = 500_000  # most tokens of the held-out tenth
 GROUPS = ("task", "data", "tokenizer", "model", "batch", "train")  # of a recipe
 Defaults: TypeAlias = Mapping[str, Mapping[str, Any]]  # group of a recipe -> its values
 
 
-def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
-    """Add the defaults of the task to the values of a recipe, and expand its preset. A line for
-    each kind of default that depends on files.
+class Added(NamedTuple):
+    """What `complete` has added.
+
+    sized: the dotted keys of values for the size of the data, which is estimated. start: the config
+    of start_from. lines: about other defaults that depend on files.
+    """
+
+    sized: tuple[str, ...] = ()
+    start: ModelConfig | None = None
+    lines: tuple[str, ...] = ()
+
+
+def complete(values: dict[str, Any], written: Mapping[str, Any]) -> Added:
+    """Add the defaults of the task to the values of a recipe, and expand its preset.
 
     A recipe that leaves the model to its task also gets defaults for the size of its data. With
     start_from, its model and its tokenizer are those of that folder. written: what a user has set.
@@ -53,7 +56,7 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
     groups = {name: values.get(name, {}) for name in GROUPS}
     objective = _find_objective(groups)
     if objective is None:
-        return []  # an error, which `Recipe` reports
+        return Added()  # an error, which `Recipe` reports
     start_from = values.get("start_from") or groups["train"].get("start_from")
     _check_start_sizes(groups["model"], start_from)
     if objective.data_kind == "parts":  # which have data of their own
@@ -69,16 +72,17 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> list[str]:
             _check_tokenizer(written.get("tokenizer"))
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")
-        for_size = _for_size(groups, config)
-    elif _is_unsized_student(groups, objective):
-        for_size = _for_student(groups, objective)
+        for_size = estimate_sizes(groups, config)
+    elif is_unsized_student(groups, wraps=objective.wraps):
+        student = None
+        with suppress(TrifoldError):  # which training reports
+            student = objective.initial_model(groups["task"])
+        for_size = sizes_of_student(groups, student)
     _add_missing(values, groups, defaults, for_size)
     _expand_preset(values, objective)
     _add_prompt(values, objective)
-    return [
-        *_describe_added(groups, for_size, config),
-        *_take_sizes(values, objective, groups["model"], written),
-    ]
+    lines = _take_sizes(values, objective, groups["model"], written)
+    return Added(_added_keys(groups, for_size), config, tuple(lines))
 
 
 def complete_recorded(values: dict[str, Any]) -> None:
@@ -163,23 +167,29 @@ def _find_preset(name: Any) -> ModelConfig:
     return PUBLISHED_PRESETS[name].config
 
 
-def _describe_added(
-    groups: Defaults, for_size: Defaults, start: ModelConfig | None
-) -> Iterator[str]:
-    """A line about the defaults for the size of the data, unless the recipe sets all of them, and
-    one about the learning rate for the width of the model of start_from.
-    """
-    added = {
-        f"{name}.{key}": value
+def _added_keys(groups: Defaults, for_size: Defaults) -> tuple[str, ...]:
+    """The dotted keys that a recipe leaves to the size of its data."""
+    return tuple(
+        f"{name}.{key}"
         for name, settings in for_size.items()
-        for key, value in settings.items()
-        if key not in groups[name]
-    }
+        for key in settings
+        if key not in groups[name] and "file" not in groups[name]
+    )
+
+
+def describe_sizes(sizes: Mapping[str, Any], start: ModelConfig | None) -> Iterator[str]:
+    """A line about values for the size of the data, unless the recipe sets all of them, and one
+    about the learning rate for the width of the model of start_from.
+
+    sizes: by dotted key.
+    """
+    shown = dict(sizes)
     rate = None
     if start is not None:
-        rate = added.pop("train.learning_rate", None)
-    if added:
-        yield f"for the size of the data: {' '.join(f'{key}={added[key]}' for key in added)}"
+        rate = shown.pop("train.learning_rate", None)
+    if shown:
+        listed = " ".join(f"{key}={value}" for key, value in shown.items())
+        yield f"for the size of the data: {listed}"
     if start is not None and rate is not None:
         yield f"for the width of start_from, {start.d_model}: train.learning_rate={rate}"
 
@@ -339,139 +349,3 @@ def _with_heads(folder: UntrustedPath, objective: type[ObjectiveSettings]) -> Mo
         config = family.read({"architectures": [fewest], **family.write(config)})
     labels = ModelConfig().model_dump(include={"n_labels", "label_names", "problem_type"})
     return objective.with_heads(config).model_copy(update=labels)
-
-
-# --- size of the data -----------------------------------------------------------------------------
-
-
-def _is_unsized_student(
-    groups: Mapping[str, Mapping[str, Any]], objective: type[ObjectiveSettings]
-) -> bool:
-    """Whether a recipe trains a student on data, and leaves steps or rate to the size of it."""
-    is_sized = groups["train"].keys() >= {"steps", "learning_rate"}
-    return objective.wraps and not is_sized and bool(groups["data"].get("train"))
-
-
-def _for_student(
-    groups: Mapping[str, Mapping[str, Any]], objective: type[ObjectiveSettings]
-) -> dict[str, dict[str, Any]]:
-    """Settings of training, by group, for the size of the data of a student, whose model is that of
-    its teacher. The rate is that of a new model.
-    """
-    student = None
-    with suppress(TrifoldError):  # which training reports
-        student = objective.initial_model(groups["task"])
-    wrapped = {**groups, "task": groups["task"].get("of") or {"kind": "causal"}}
-    student = student or ModelConfig.parse({})
-    chosen = _for_size(wrapped, student)
-    chosen["train"]["learning_rate"] = float(f"{new_rate(student.d_model):.2g}")
-    return chosen
-
-
-def _for_size(
-    groups: Mapping[str, Mapping[str, Any]], start: ModelConfig | None
-) -> dict[str, dict[str, Any]]:
-    """Settings, by group, for the size of the training data. start: the config of start_from.
-
-    The learning rate is that of new weights of this width, or with `start` that of fine-tuning.
-    """
-    data = groups["data"]
-    model = dict[str, Any]()
-    if _kind(groups) == "images":
-        tokens, model = _size_of_images(data, start)
-        width, layers = WIDTHS[0][1:]
-        longest = 0.0
-    else:
-        tokens, longest = _size_of_texts(groups)
-        width, layers = _size_of_model(groups, tokens)
-        if groups["model"].get("shape") == "decoder":  # which reads both sides of a row
-            longest *= 2
-    if start is None:
-        width = _number(groups["model"], "d_model", width)
-        sizes = {"d_model": width, "n_layers": layers, "n_heads": 4, "d_ff": 4 * width}
-        positions = min(512, max(64, 1 << int(1.5 * longest).bit_length()))
-        model = {**sizes, "max_positions": positions, **model}
-        rate = new_rate(width)
-    else:
-        model = {}
-        rate = fine_tuning_rate(start.d_model)
-    chosen = {"model": model, "train": _schedule(groups, tokens, rate)}
-    if data.get("train") and not data.get("valid"):
-        chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / tokens):.2g}")}
-    return chosen
-
-
-def _size_of_model(groups: Mapping[str, Mapping[str, Any]], tokens: int) -> tuple[int, int]:
-    """Width and layers of a model for data with this many tokens. Of pairs, an encoder reads one
-    side and a decoder the other.
-    """
-    is_decoder = groups["model"].get("shape") == "decoder"
-    if settings_class(_kind(groups)).data_kind == "pairs" and not is_decoder:
-        tokens //= 2
-    return next((width, layers) for limit, width, layers in WIDTHS if tokens < limit)
-
-
-def _schedule(groups: Mapping[str, Mapping[str, Any]], tokens: int, rate: float) -> dict[str, Any]:
-    """Settings of about ten epochs of this many tokens, at most 10,000 steps. rate: the peak of the
-    learning rate.
-    """
-    batch = _number(groups["batch"], "tokens", 4096)
-    epoch = tokens / (batch * _number(groups["train"], "accumulate", 1))
-    steps = _number(groups["train"], "steps", min(10_000, max(100, round(10 * epoch))))
-    every = min(steps, 500, max(20, steps // 10))
-    return {
-        "steps": steps,
-        "warmup": steps // 10,
-        "learning_rate": float(f"{rate:.2g}"),
-        "validate_every": every,
-        "save_every": every,
-    }
-
-
-def _size_of_texts(groups: Mapping[str, Mapping[str, Any]]) -> tuple[int, float]:
-    """Estimates of the tokens of the training data, and of a long row."""
-    kind = _kind(groups)
-    token_bytes = 4
-    if groups["tokenizer"].get("kind") == "char":
-        token_bytes = 1
-    tokens, longest = measure_texts(groups["data"], token_bytes, kind)
-    if kind == "answer":
-        longest = 512  # of windows; the lines of JSON are no rows
-    return tokens, longest
-
-
-def _size_of_images(
-    data: Mapping[str, Any], start: ModelConfig | None
-) -> tuple[int, dict[str, Any]]:
-    """An estimate of the patches of all images, and a model for the size of the first one, at most
-    64 x 64 pixels.
-    """
-    count = 1
-    mode = "RGB"
-    sides = [32, 32]
-    with suppress(TrifoldError, OSError, TypeError):  # which training reports
-        settings = DataSettings.parse({"columns": data.get("columns", {})})
-        count, (mode, *sides) = measure_images(data["train"], settings)
-    patch = 4 if max(sides) <= 32 else 8
-    tall, wide = (max(1, round(min(side, 64) / patch)) for side in sides)
-    model = {
-        "image_size": [tall * patch, wide * patch],
-        "patch_size": [patch, patch],
-        "max_positions": tall * wide + 1,
-        "d_model": 128,
-        "n_layers": 4,
-        "d_ff": 256,
-        "stem": [32, 64, 64, 128],
-        "n_channels": 1 if mode in GRAY else 3,
-    }
-    positions = tall * wide + 1
-    if start is not None:
-        positions = start.max_positions
-    return count * positions, model
-
-
-def _number(group: Mapping[str, Any], key: str, default: int) -> int:
-    value = group.get(key)  # another type is an error, which `Recipe` reports
-    if isinstance(value, int) and value > 0:
-        return value
-    return default

@@ -72,7 +72,8 @@ class BuildContext:
 
     folder: holds the tokenizers of the run; existing ones are loaded. report: receives lines about
     the data. start: the config of the model that training starts from. is_trained: whether `model`
-    is the config of a trained model, which is measured.
+    is the config of a trained model, which is measured. is_counted: whether rows are only counted,
+    to choose the positions of the model.
     """
 
     data: DataSettings
@@ -84,6 +85,7 @@ class BuildContext:
     report: Callable[[str], None]
     start: ModelConfig | None = None
     is_trained: bool = False
+    is_counted: bool = False
 
     @property
     def width(self) -> int:
@@ -128,6 +130,8 @@ class BuildContext:
         """The validation rows whose examples fit the model's positions. Reports how many are left
         out.
         """
+        if self.is_counted:
+            return rows
         positions = self.model.max_positions
         name = rows.report.name
         fits = examples.lengths.max(axis=1) <= positions
@@ -343,7 +347,8 @@ class Objective(ABC):
     row_name, read_name, token_name: names in reports of rows, tokens of their last side, and target
     tokens. packs: whether a batch is one row without padding. gathers: whether the loss is a
     function of all rows of an update: the `table_loss` of the tables (rows, …), concatenated, that
-    `table` computes from its batches. generation: settings of generation that the saved model
+    `table` computes from its batches. fills_width: whether examples are as long as the model
+    allows, however long the texts are. generation: settings of generation that the saved model
     needs beside those of the recipe. adds_modules: whether `add_modules` adds some.
     """
 
@@ -352,6 +357,7 @@ class Objective(ABC):
     token_name = "tokens"
     packs = True
     gathers = False
+    fills_width = False
     table: Callable[[Transformer, Any], Tensor]
     table_loss: Callable[[Tensor], Tensor]
     settings: Any  # ObjectiveSettings
@@ -482,6 +488,14 @@ class Objective(ABC):
         answer.
         """
         return None
+
+    def counted_settings(self, examples: Any) -> dict[str, Any]:
+        """Settings of the task, by key, that follow from the training examples."""
+        return {}
+
+    def shifted_weights(self, weights: dict[str, Tensor], shift: Any) -> dict[str, Tensor]:
+        """The weights of a model whose classes have other thresholds; see `Evaluation`."""
+        return weights
 
     def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of the model that is validated and saved, from those that are trained."""

@@ -100,6 +100,7 @@ class SentencePairs(MaskedLM):
 
     row_name = "pairs"
     reads_pairs = True
+    fills_width = True
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

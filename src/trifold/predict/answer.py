@@ -19,6 +19,9 @@ from trifold.text import Encoded, Tokenizer
 # Tokens of a window, and those that windows share, as in BERT's fine-tuning.
 MAX_LENGTH = 384
 STRIDE = 128
+MAX_ANSWER_LENGTH = 15  # tokens
+# Setting of a tokenizer: the most tokens of an answer, if training has counted longer ones.
+LONGEST_ANSWER = "max_answer_length"
 GROUP = 16  # questions that are read together
 
 
@@ -47,7 +50,7 @@ def answer(
     pairs: Sequence[str],
     *,
     top_k: int = 1,
-    max_answer_length: int = 15,
+    max_answer_length: int | None = None,
     impossible: bool = False,
     max_length: int | None = None,
     stride: int | None = None,
@@ -55,10 +58,10 @@ def answer(
     """The `top_k` best answers to each question of `texts` in its context of `pairs`, best first,
     as whole words.
 
-    An answer has at most `max_answer_length` tokens; with `impossible`, an empty answer is
-    possible. Windows have `max_length` tokens including the question (384, or the model's
-    positions) and overlap by `stride` tokens (128, or half a window). Raises DataError for a side
-    without tokens, UsageError if a question leaves no room for the context.
+    An answer has at most `max_answer_length` tokens (those of the model, or 15); with `impossible`,
+    an empty answer is possible. Windows have `max_length` tokens including the question (384, or
+    the model's positions) and overlap by `stride` tokens (128, or half a window). Raises DataError
+    for a side without tokens, UsageError if a question leaves no room for the context.
     """
     tokenizer = reader.required_tokenizer
     if not tokenizer.has_offsets:
@@ -66,6 +69,8 @@ def answer(
             "this tokenizer does not provide the positions of tokens, which answers require"
         )
     longest, overlap = window_sizes(max_length, stride, reader.config.max_positions)
+    if max_answer_length is None:
+        max_answer_length = most_answer_tokens(tokenizer)
     options = Options(top_k, max_answer_length, impossible)
     answers = list[list[Answer]]()
     for start in range(0, len(texts), GROUP):
@@ -90,6 +95,12 @@ def answer(
         if reader.on_done is not None:
             reader.on_done(len(group))
     return answers
+
+
+def most_answer_tokens(tokenizer: Tokenizer) -> int:
+    """The most tokens of an answer of a model with this tokenizer."""
+    value = (tokenizer.settings or {}).get(LONGEST_ANSWER)
+    return value if isinstance(value, int) and value > 0 else MAX_ANSWER_LENGTH
 
 
 def window_sizes(max_length: int | None, stride: int | None, positions: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from trifold.objectives.objective import BuildContext, Objective, TaskBundle
 from trifold.objectives.recognize import guess_recipe
 from trifold.recipe import Recipe
 from trifold.train.monitor import View
+from trifold.train.sizing import size_model, size_steps
 
 
 @dataclass
@@ -127,17 +129,8 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
     )
     recipe.task.check_unused_keys(context)
     check_limits(recipe.generate.model_dump(), "generate.")
-    warmup = recipe.train.warmup
-    steps = recipe.train.steps
-    if warmup >= steps:
-        view.say(
-            f"warning: warmup ({warmup:,}) is not below steps ({steps:,}); the learning rate only "
-            "rises"
-        )
+    recipe, context = size_model(recipe, context, partial(_build, recipe))
     bundle = _build(recipe, context)
-    for line in recipe.notes:
-        view.say(line)
-    recipe.notes.clear()
     if start_config is not None and recipe.tokenizer.file in (recipe.start_from, str(start_folder)):
         # The table of tokens of that model may have unused rows.
         size = max(bundle.config.vocab_size, start_config.vocab_size)
@@ -146,14 +139,41 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
     bundle.objective.truncation.clear()  # some rows were encoded to build it
     train = bundle.objective.examples(bundle.train)
     valid = bundle.objective.examples(bundle.valid)
-    if truncation := bundle.objective.truncation:
-        view.say(str(truncation))
     data = TrainingData(recipe, bundle, train, valid, view.say)
+    if recipe.sized:
+        data.recipe = size_steps(recipe, bundle.objective, train, data.batches.max_length)
+        recipe.size_notes[:] = data.recipe.describe_sizes(start_config)
+    for line in [*recipe.size_notes, *recipe.notes]:
+        view.say(line)
+    recipe.notes.clear()
+    _warn_about_warmup(data)
+    _report_truncation(data)
     check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report_epoch(data, view)
     if misfit := describe_misfit(data.config, start_folder):
         view.say(misfit)
     return data
+
+
+def _warn_about_warmup(data: TrainingData) -> None:
+    """Print a warning if the learning rate never falls."""
+    warmup = data.recipe.train.warmup
+    steps = data.recipe.train.steps
+    if warmup >= steps:
+        data.report(
+            f"warning: warmup ({warmup:,}) is not below steps ({steps:,}); the learning rate only "
+            "rises"
+        )
+
+
+def _report_truncation(data: TrainingData) -> None:
+    """Print how many texts were cut to fit, and the share of all tokens that they lost."""
+    truncation = data.objective.truncation
+    if not truncation:
+        return
+    kept = sum(int(examples.lengths.sum()) for examples in (data.train, data.valid))
+    share = truncation.tokens / (kept + truncation.tokens)
+    data.report(f"{truncation}: {share:.2%} of all")
 
 
 def _build(recipe: Recipe, context: BuildContext) -> TaskBundle:

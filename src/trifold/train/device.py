@@ -111,6 +111,15 @@ def find_machine(settings: TrainSettings, tokens: int, ranks: Ranks) -> Machine:
     return Machine(device, dtype, workers, ranks, sharded, compiles, int8)
 
 
+def for_batches(machine: Machine, settings: TrainSettings, tokens: int) -> Machine:
+    """The machine with the workers for batches of another size."""
+    if machine.sharded:
+        return machine
+    tokens //= machine.ranks.world
+    workers = choose_workers(settings.worker_count, machine.device, tokens)
+    return machine._replace(workers=workers)
+
+
 def check_sharding(settings: TrainSettings) -> None:
     """Raises SettingsError for settings that are incompatible with sharding."""
     if settings.optimizer not in ELEMENTWISE:

@@ -43,8 +43,8 @@ from trifold.train.rejected import RejectedUpdate, spike_threshold
 from trifold.train.run_folder import PRETRAINED, RunFolder, explain_resource_errors, recipe_of_run
 from trifold.train.sharding import gather_on_first
 from trifold.train.signals import StopRequest, handle_signals
+from trifold.train.sizing import with_recorded_sizes
 from trifold.train.stages import check_made_files, pretrain
-from trifold.train.time_limit import recorded_steps, with_steps
 from trifold.train.trainer import Update
 from trifold.train.validate import Validator
 
@@ -129,7 +129,7 @@ def _train_in(
 ) -> Outcome:
     """Prepare, train until a limit or a signal, and report how the run ended."""
     if resume:
-        recipe = with_steps(recipe, ranks.first(recorded_steps, recipe, folder))
+        recipe = ranks.in_turn(with_recorded_sizes, recipe, folder)
         if has_all_steps(folder, recipe.train.steps):
             view = OutcomeView(view)
     machine = ranks.in_turn(find_machine, recipe.train, recipe.batch.tokens, ranks)

@@ -18,7 +18,7 @@ from trifold.train import checkpoint
 from trifold.train.checkpoint import NewestCheckpoint, Saver, TrainingProgress
 from trifold.train.data import TrainingData, load_data
 from trifold.train.data_files import compare_data, record_data
-from trifold.train.device import Machine, environment
+from trifold.train.device import Machine, environment, for_batches
 from trifold.train.initial_weights import new_model
 from trifold.train.memory import check_fits, estimate_memory
 from trifold.train.monitor import View
@@ -31,6 +31,7 @@ from trifold.train.resume import (
 )
 from trifold.train.run_folder import IDENTITY, RunFolder
 from trifold.train.signals import StopRequest
+from trifold.train.sizing import ESTIMATED
 from trifold.train.time_limit import describe_fit, describe_shortage, fit_steps, with_steps
 from trifold.train.trainer import Trainer
 
@@ -97,13 +98,16 @@ class Preparation:
             self.ranks.in_turn(self.folder.check_shared, digest)
             changed_files = self.ranks.first(self.stop.call, self._compare_data_files)
             data = self.ranks.in_turn(self.stop.call, self._load_data)
-            if not continues:
-                fitted = self.ranks.first(self.stop.call, self._fit_steps, data)
-                data.recipe = with_steps(self.recipe, fitted)
+            machine = for_batches(self.machine, data.recipe.train, data.recipe.batch.tokens)
+            if self.recipe.sized or not continues:
+                fitted = self.ranks.first(self.stop.call, self._fit_steps, data, machine)
+                data.recipe = with_steps(data.recipe, fitted)
+                if self.recipe.sized:
+                    self.ranks.first(self._write_counted, data, machine)
             identity = self.ranks.first(self._identify, data, continues)
             self.ranks.in_turn(data.check_fingerprint, identity[IDENTITY]["rows"])
-            self.view.say(str(self.machine))
-            trainer = Trainer(new_model(data), data.objective, data.recipe.train, self.machine)
+            self.view.say(str(machine))
+            trainer = Trainer(new_model(data), data.objective, data.recipe.train, machine)
             resources.callback(trainer.close)
             saver = Saver(self.folder.checkpoints, data.recipe.train, self.ranks)
             resources.callback(saver.close)
@@ -117,7 +121,7 @@ class Preparation:
             ranks=self.ranks,
             view=self.view,
             stop=self.stop,
-            machine=self.machine,
+            machine=machine,
             data=data,
             trainer=trainer,
             saver=saver,
@@ -152,12 +156,17 @@ class Preparation:
         return nullcontext()
 
     def _write_recipe(self, continues: bool) -> str:
-        """Rank 0: write recipe.yaml and environment.json of a new run. Returns the digest of the
-        recipe.
+        """Rank 0: write recipe.yaml and environment.json of a new run, with the sizes that are not
+        counted yet. Returns the digest of the recipe.
         """
         if continues:  # until `record_start`, so that an interruption changes nothing
             return self.folder.recipe_digest()
-        return self.folder.write_recipe(self.recipe, environment(self.machine))
+        estimated = {ESTIMATED: self.recipe.sized} if self.recipe.sized else {}
+        return self.folder.write_recipe(self.recipe, environment(self.machine) | estimated)
+
+    def _write_counted(self, data: TrainingData, machine: Machine) -> None:
+        """Rank 0: write the recipe with the counted sizes and the fitted steps."""
+        self.folder.write_recipe(data.recipe, environment(machine))
 
     def _compare_data_files(self) -> list[str]:
         """Rank 0: a message for each data file that has changed. Raises DataError if none may."""
@@ -171,23 +180,22 @@ class Preparation:
         """
         data = load_data(self.recipe, self.folder.below(self.folder.tokenizer), self.view)
         if self.recipe.train.check_memory:
+            recipe = data.recipe
             mean_length = max(1, int(data.train.lengths.mean()))
             need, parameters = estimate_memory(
-                self.recipe.train, self.recipe.batch.tokens, data.config, mean_length, self.machine
+                recipe.train, recipe.batch.tokens, data.config, mean_length, self.machine
             )
             limit = available_memory(self.machine.device, self.ranks.local_world)
-            check_fits(need, parameters, self.recipe, limit)
+            check_fits(need, parameters, recipe, limit)
         return data
 
-    def _fit_steps(self, data: TrainingData) -> dict[str, int]:
-        """Rank 0: the settings of a new run that fit into its minutes, which are recorded."""
-        fitted = fit_steps(data, self.machine)
+    def _fit_steps(self, data: TrainingData, machine: Machine) -> dict[str, int]:
+        """Rank 0: the settings of a new run that fit into its minutes."""
+        fitted = fit_steps(data, machine)
         if fitted:
-            self.view.say(describe_fit(self.recipe, fitted))
-            if shortage := describe_shortage(self.recipe, fitted["steps"]):
+            self.view.say(describe_fit(data.recipe, fitted))
+            if shortage := describe_shortage(data.recipe, fitted["steps"]):
                 self.view.say(shortage)
-            fitting = with_steps(self.recipe, fitted)
-            self.folder.write_recipe(fitting, environment(self.machine))
         return fitted
 
     def _identify(self, data: TrainingData, continues: bool) -> dict[str, Any]:

@@ -138,7 +138,9 @@ def check_same_run(
     if changes:
         remedy = "resume it with these values, or start another run with --out"
         if not any(_is_set(key, recipe.chosen) for key in changes):
-            _check_data_of_defaults(folder, recipe, changed=data_changed)
+            check_files_exist(folder, recipe)
+            if not data_changed:
+                check_same_data(folder, recipe, changed=False)
             remedy = f"{folder.continue_command} keeps them"
             if data_changed:
                 remedy = remedy.replace("` keeps", " --data-changed` keeps")
@@ -163,9 +165,9 @@ def _is_set(key: str, chosen: Mapping[str, Any]) -> bool:
     return True
 
 
-def _check_data_of_defaults(folder: RunFolder, recipe: Recipe, *, changed: bool) -> None:
-    """Raises DataError for a data file that is missing, or has changed unless it may: defaults that
-    depend on the data differ because of it.
+def check_files_exist(folder: RunFolder, recipe: Recipe) -> None:
+    """Raises DataError for a data file of the run that is missing: defaults that depend on the data
+    differ because of it.
     """
     names = [name for files in read_data_json(folder).values() for name in files]
     for source in data_sources(recipe).values():  # which data.json may have lost
@@ -177,8 +179,6 @@ def _check_data_of_defaults(folder: RunFolder, recipe: Recipe, *, changed: bool)
                 f"{name}: part of the run when it began, and now missing; restore it, or start "
                 "another run with --out"
             )
-    if not changed:
-        check_same_data(folder, recipe, changed=False)
 
 
 def check_same_rows(folder: RunFolder, rows: str, files: Files, *, changed: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from trifold.data.catalog import program_for
 from trifold.errors import SettingsError
 from trifold.nn import ModelConfig
-from trifold.recipe import Recipe, named_files, set_key, settle
+from trifold.recipe import Recipe, carry_facts, named_files, set_key, settle
 from trifold.train.monitor import Outcome, View
 from trifold.train.run_folder import PRETRAINED
 
@@ -17,9 +17,9 @@ def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     values = recipe.model_dump()
     for key, value in changes.items():
         set_key(values, key, value)
-    derived = Recipe.parse(values)
-    derived.overrides.update(recipe.overrides | changes)
-    derived.chosen.update(recipe.chosen)
+    derived = carry_facts(recipe, Recipe.parse(values))
+    derived.overrides.update(changes)
+    derived.sized[:] = [key for key in recipe.sized if key not in changes]
     return derived
 
 

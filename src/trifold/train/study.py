@@ -140,6 +140,7 @@ def plan_runs(settings: StudySettings, out: Path) -> list[StudyRun]:
                 warmup = round(settings.warmup * steps)
             changes = {"steps": steps, "warmup": warmup, "minutes": None, "patience": None}
             recipe = changed(chosen, {f"train.{key}": value for key, value in changes.items()})
+            recipe.sized.clear()  # the tokens of a step and the sizes of the models are planned
             runs.append(StudyRun(size, count, tokens, recipe, RunFolder(out / size / str(tokens))))
     check_points([(run.parameters, run.tokens) for run in runs])
     return sorted(runs, key=lambda run: run.parameters * run.tokens)

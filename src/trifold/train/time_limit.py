@@ -2,7 +2,7 @@
 
 The learning rate is a function of the step, so a time limit may not change it later. A few updates
 are timed before the first step, and the steps, the warmup and the intervals of the run are set and
-recorded for the time that they take. A continued run keeps what is recorded.
+recorded for the time that they take. A continued run keeps what is recorded (`sizing`).
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from trifold.batches import Blocks
-from trifold.recipe import Recipe, load_recipe
+from trifold.recipe import Recipe, with_values
 from trifold.train.data import RankShare, TrainingData, iterate_batches, take_share
 from trifold.train.device import Machine
 from trifold.train.initial_weights import new_model
-from trifold.train.run_folder import RunFolder
 from trifold.train.trainer import Trainer
 from trifold.train.work_time import WorkTime, time_work
 
@@ -37,23 +36,9 @@ MIN_STEPS = 2  # a single one has the rate at the end of a decay, 0
 MIN_INTERVAL = 20  # steps between validations, as in a run without a time limit
 
 
-def recorded_steps(recipe: Recipe, folder: RunFolder) -> dict[str, int]:
-    """The fitted settings of an existing run that this recipe continues; empty if none were
-    fitted.
-    """
-    keys = _fitted_keys(recipe)
-    if not keys or not folder.recipe.exists():
-        return {}
-    train = load_recipe(folder.below(folder.recipe)).train
-    return {key: getattr(train, key) for key in keys}
-
-
 def with_steps(recipe: Recipe, steps: Mapping[str, int]) -> Recipe:
     """The recipe with other settings of `train`."""
-    changed = recipe.model_copy(update={"train": recipe.train.model_copy(update=steps)})
-    changed.overrides.update(recipe.overrides)
-    changed.chosen.update(recipe.chosen)
-    return changed
+    return with_values(recipe, {f"train.{key}": value for key, value in steps.items()})
 
 
 def fit_steps(data: TrainingData, machine: Machine) -> dict[str, int]:
@@ -142,7 +127,7 @@ def _fitted_keys(recipe: Recipe) -> list[str]:
     """The fitted settings that are defaults for the size of the data in this recipe."""
     if recipe.train.minutes is None:
         return []
-    return [key for key in FITTED if key in recipe.sized]
+    return [key for key in FITTED if f"train.{key}" in recipe.sized]
 
 
 def _updates_per_validation(data: TrainingData) -> float:

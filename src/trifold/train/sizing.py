@@ -1,0 +1,161 @@
+"""Sizes of a recipe that leaves them to its data, from the counted tokens.
+
+The tokenizer is trained first. The positions of the model decide how much of a text is read, so the
+rows are encoded with the most positions, counted, and then encoded as the model reads them. A
+continued run keeps what is recorded in its recipe.yaml.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trifold.batches import BatchSettings, Blocks, plan_epoch
+from trifold.objectives.batch import Examples
+from trifold.objectives.objective import BuildContext, Objective, TaskBundle
+from trifold.objectives.scheduled_sampling import fitting_k
+from trifold.objectives.sizes import MOST_POSITIONS, measure_examples, schedule, sizes_for
+from trifold.recipe import Recipe, load_recipe, with_values
+from trifold.train.resume import check_files_exist
+from trifold.train.run_folder import RunFolder
+
+GROUPS = ("task", "tokenizer", "model", "batch", "train")  # that sizes depend on
+ESTIMATED = "estimated"  # key of environment.json: the sizes of a run that has counted nothing yet
+
+
+class CountingReport:
+    """Prints what is reported until the tokenizer is trained. What follows depends on the positions
+    of the model, and is reported again when the rows are read with these.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.printed: list[str] = []
+        self.has_tokenizer = False
+
+    def __call__(self, line: str) -> None:
+        is_of_tokenizer = line.startswith("tokenizer: ")
+        if is_of_tokenizer or not self.has_tokenizer:
+            self.printed.append(line)
+            self.say(line)
+        self.has_tokenizer |= is_of_tokenizer
+
+    def again(self, line: str) -> None:
+        """Print a line unless it has been printed while counting."""
+        if line in self.printed:
+            self.printed.remove(line)
+        else:
+            self.say(line)
+
+
+def size_model(
+    recipe: Recipe, context: BuildContext, build: Callable[[BuildContext], TaskBundle]
+) -> tuple[Recipe, BuildContext]:
+    """The recipe with the sizes of its model for the counted rows, and the context for it. Images
+    have been counted before, and examples that fill the model are as long as it allows.
+    """
+    keys = [key for key in recipe.sized if key.startswith("model.") or key == "train.learning_rate"]
+    if not any(key.startswith("model.") for key in keys) or recipe.task.data_kind == "images":
+        return recipe, context
+    report = CountingReport(context.report)
+    model = context.model
+    if "model.max_positions" in keys:
+        model = model.model_copy(update={"max_positions": MOST_POSITIONS})
+    bundle = build(replace(context, model=model, report=report, is_counted=True))
+    if not bundle.objective.fills_width:
+        size = measure_examples(bundle.objective.examples(bundle.train))
+        recipe = _with_chosen(recipe, keys, sizes_for(_groups(recipe), size, None))
+    return recipe, replace(context, model=recipe.model, report=report.again)
+
+
+def size_steps(
+    recipe: Recipe, objective: Objective, examples: Examples, limit: int | None
+) -> Recipe:
+    """The recipe with batches and steps for the counted examples, and with the settings of the task
+    that follow from them. limit: the longest row that the model reads.
+    """
+    groups = _groups(recipe)
+    sizes = sizes_for(groups, measure_examples(examples), recipe.model)
+    if objective.gathers:  # every row of a batch is compared with the others
+        sizes["batch"]["tokens"] = BatchSettings().tokens
+    recipe = _with_chosen(recipe, ["batch.tokens"], sizes)
+    updates = count_batches(recipe, examples, limit) / recipe.train.accumulate
+    of_task = objective.counted_settings(examples)
+    chosen = {"train": schedule(groups, updates), "task": of_task}
+    keys = [f"{group}.{key}" for group, settings in chosen.items() for key in settings]
+    recipe = _with_chosen(recipe, keys, chosen)
+    kept = {key: recipe.value(f"task.{key}") for key in of_task}
+    if (k := _sampling_constant(recipe)) is not None:
+        sampling: Any = recipe.value("task.scheduled_sampling")
+        kept["scheduled_sampling"] = sampling.model_copy(update={"k": k})
+        recipe = with_values(recipe, {"task.scheduled_sampling": kept["scheduled_sampling"]})
+    if kept:
+        objective.settings = objective.settings.model_copy(update=kept)
+    return recipe
+
+
+def count_batches(recipe: Recipe, examples: Examples, limit: int | None) -> int:
+    """The number of batches of an epoch. limit: the longest row that the model reads."""
+    settings = recipe.batch.model_copy(update={"max_length": limit})
+    seed = recipe.train.seed
+    if isinstance(examples, Blocks):
+        return len(examples.plan(settings, seed=seed, epoch=0))
+    return len(plan_epoch(examples.lengths, settings, seed=seed, epoch=0))
+
+
+def _sampling_constant(recipe: Recipe) -> float | None:
+    """The constant of scheduled sampling for the counted steps; None if a user has set it, or the
+    steps.
+    """
+    given = recipe.chosen.get("task", {}).get("scheduled_sampling")
+    if not isinstance(given, dict) or given.get("k") is not None:
+        return None
+    if "train.steps" not in recipe.sized:
+        return None
+    return fitting_k(given, recipe.train.steps)
+
+
+def _with_chosen(recipe: Recipe, keys: list[str], chosen: dict[str, dict[str, Any]]) -> Recipe:
+    """The recipe with those of the chosen settings that it leaves to its data."""
+    values = dict[str, Any]()
+    for dotted in keys:
+        group, key = dotted.split(".")
+        if dotted in recipe.sized and key in chosen.get(group, {}):
+            values[dotted] = chosen[group][key]
+    return with_values(recipe, values)
+
+
+def _groups(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """The settings that are not left to the data."""
+    groups = {name: getattr(recipe, name).model_dump() for name in GROUPS}
+    for dotted in recipe.sized:
+        group, key = dotted.split(".")
+        groups.get(group, {}).pop(key, None)
+    return groups
+
+
+# --- a run that is continued ----------------------------------------------------------------------
+
+
+def with_recorded_sizes(recipe: Recipe, folder: RunFolder) -> Recipe:
+    """The recipe with the sizes of an existing run that it continues. A run that was killed before
+    anything was counted has none, and they are counted then.
+    """
+    if not folder.recipe.exists():
+        return recipe
+    if recipe.sized:
+        check_files_exist(folder, recipe)
+    recorded = load_recipe(folder.below(folder.recipe))
+    keys = folder.read_environment().get(ESTIMATED, [])
+    estimated = [key for key in keys if _is_size(key, recorded)]
+    kept = with_values(recipe, {key: recorded.value(key) for key in recipe.sized})
+    kept.sized[:] = estimated
+    kept.size_notes.clear()
+    return kept
+
+
+def _is_size(key: Any, recipe: Recipe) -> bool:
+    """Whether the name of a setting in a file is one that can be left to the data."""
+    if not isinstance(key, str) or key.count(".") != 1:
+        return False
+    group, name = key.split(".")
+    return group in GROUPS and name in type(getattr(recipe, group)).model_fields
