@@ -11,6 +11,7 @@ scores             one label: accuracy, macro F1, F1 of two classes, Matthews; s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,7 +30,13 @@ from trifold.errors import DataError, SettingsError
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION, SINGLE
 from trifold.objectives.batch import Batch, LossTerm
-from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
+from trifold.objectives.evaluation import (
+    Balance,
+    ConstantAnswer,
+    EvalRun,
+    Evaluation,
+    Sample,
+)
 from trifold.objectives.label_config import config_with_labels
 from trifold.objectives.labelled import (
     LM_LOSS,
@@ -51,8 +58,15 @@ from trifold.objectives.labels import (
 )
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.classify import BOTH_ORDERS, add_orders, choose_labels, confidences
-from trifold.scores.classification import ClassificationScore, MultiLabelScore, binary_f1
+from trifold.scores.classification import (
+    ClassificationScore,
+    MultiLabelScore,
+    balanced_accuracy,
+    binary_f1,
+    confusion_matrix,
+)
 from trifold.scores.correlation import CorrelationScore
+from trifold.scores.thresholds import best_threshold, f1_of, macro_f1_of, matthews_of
 from trifold.settings import nearest
 from trifold.text.spans import Ids
 from trifold.text.tokenizer import NO_LIMITS
@@ -60,6 +74,10 @@ from trifold.text.tokenizer import NO_LIMITS
 # The last layer of the head.
 _WEIGHT = "heads.sequence.out_proj.weight"
 _BIAS = "heads.sequence.out_proj.bias"
+
+# Scores of two classes that depend on the threshold between them.
+MEASURES = {"f1": f1_of, "macro_f1": macro_f1_of, "matthews": matthews_of}
+FEWEST_LABELS = 10  # validation rows with a label that gets a threshold of its own
 
 if TYPE_CHECKING:
     BestBy: TypeAlias = str
@@ -100,6 +118,13 @@ class ClassifySettings(TextLossSettings):
     best_by: BestBy = Field(
         "auto",
         description="auto: accuracy; of several labels, micro F1; of numbers, Pearson correlation",
+    )
+
+    thresholds: Literal["chosen", "half"] = Field(
+        "chosen",
+        description="F1 of several labels, and f1, macro_f1 or matthews of two classes as best_by: "
+        "the probability above which a label is predicted, chosen on the validation rows and part "
+        "of the head's bias; or ½",
     )
 
     _reads_pairs: bool = PrivateAttr(False)  # set by `build`
@@ -401,6 +426,7 @@ class Classify(LabelledObjective):
             "labels": labels,
             "outputs": outputs,
             "confidences": confidences(logits, self.config),
+            "logits": logits,
         }
         return {"tokens": count, **{name: [value.cpu().numpy()] for name, value in values.items()}}
 
@@ -439,10 +465,84 @@ class Classify(LabelledObjective):
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         count = run.context.samples
+        shift = None
+        if run.context.chooses and self._shifts:
+            shift = self._choose_shift(run.sums)
+        if shift is not None:
+            shifted = (torch.from_numpy(logits + shift) for logits in run.sums["logits"])
+            outputs = [choose_labels(logits, self.config).numpy() for logits in shifted]
+            run.sums["outputs"] = outputs
         outputs = run.by_row("outputs")[:count]
         confidences = [*map(float, run.by_row("confidences")[:count])]
         samples = [self._sample(run.rows, row, output) for row, output in enumerate(outputs)]
-        return Evaluation(self.scores_of_sums(run.sums), samples, (), confidences)
+        return Evaluation(
+            self.scores_of_sums(run.sums),
+            samples,
+            (),
+            confidences,
+            balance=self._balance(run.sums),
+            shift=shift,
+            shift_words=self._describe_shift(shift),
+        )
+
+    # --- classes of different sizes ---------------------------------------------------------------
+
+    def _balance(self, sums: Mapping[str, Any]) -> Balance | None:
+        """The mean recall of the classes, or the macro F1 of several labels; None of a regression,
+        and where the loss selects, which is lowest for no constant answer alone.
+        """
+        if self.problem == REGRESSION or self.settings.best_by == "loss":
+            return None
+        labels, outputs = (np.concatenate(sums[name]) for name in ("labels", "outputs"))
+        answer = None
+        if (outputs == outputs[0]).all():
+            answer = self._describe_output(outputs[0])
+        if self.problem == MULTI:
+            return Balance(self.scores_of_sums(sums)["macro_f1"], answer)
+        table = confusion_matrix(labels, outputs, len(self.numbers))
+        return Balance(balanced_accuracy(table), answer)
+
+    @property
+    def _shifts(self) -> bool:
+        """Whether the score that selects depends on thresholds, which the head can hold."""
+        if self.settings.thresholds == "half" or not self.config.classifier_bias:
+            return False
+        if self.problem == MULTI:
+            return self.settings.best_by in ("micro_f1", "macro_f1")
+        return self.problem == SINGLE and self.classes == 2 and self.settings.best_by in MEASURES
+
+    def _choose_shift(self, sums: Mapping[str, Any]) -> NDArray[np.float32] | None:
+        """(C,) what the biases gain, so that the score that selects is highest on these rows; None
+        if they are best as they are.
+        """
+        labels, logits = (np.concatenate(sums[name]) for name in ("labels", "logits"))
+        shift = np.zeros(self.classes, dtype=np.float32)
+        if self.problem == SINGLE:
+            measure = MEASURES[self.settings.best_by]
+            shift[1] = -best_threshold(logits[:, 1] - logits[:, 0], labels == 1, measure)
+        else:
+            known = labels[:, : self.classes] > 0
+            shift[:] = -best_threshold(logits.ravel(), known.ravel(), f1_of)
+        if self.settings.best_by == "macro_f1" and self.problem == MULTI:
+            for number in np.flatnonzero(known.sum(0) >= FEWEST_LABELS):
+                shift[number] = -best_threshold(logits[:, number], known[:, number], f1_of)
+        return shift if shift.any() else None
+
+    def _describe_shift(self, shift: NDArray[np.float32] | None) -> str:
+        """The probabilities above which labels are predicted, in words."""
+        if shift is None:
+            return ""
+        chances = [f"{1 / (1 + math.exp(value)):.2f}" for value in shift.tolist()]
+        words = f"above {min(chances)} to {max(chances)}, by label"
+        if self.problem == SINGLE:
+            words = f"{self.config.labels[1]!r:.20} above {chances[1]}"
+        elif len({*chances}) == 1:
+            words = f"above {chances[0]}"
+        return f"threshold of the probability for {self.settings.best_by}: {words}"
+
+    def shifted_weights(self, weights: dict[str, Tensor], shift: Any) -> dict[str, Tensor]:
+        bias = weights[_BIAS]
+        return weights | {_BIAS: bias + torch.from_numpy(shift).to(bias)}
 
     def _sample(self, rows: Rows, row: int, output: Any) -> Sample:
         """A row with its labels and the predicted ones. output: the prediction for the row."""

@@ -36,6 +36,15 @@ class ConstantAnswer(NamedTuple):
     value: float
 
 
+class Balance(NamedTuple):
+    """A score of a classifier in which all classes have the same weight, and the answer that it
+    gives to all rows; None if it tells some of them apart.
+    """
+
+    score: float
+    answer: str | None = None
+
+
 class Evaluation(NamedTuple):
     """Scores by name, generated samples, and a signature of each score that states how it is
     computed.
@@ -43,6 +52,8 @@ class Evaluation(NamedTuple):
     confidences: the probability of the prediction in each sample, of a task that predicts labels.
     resampled: computes the scores of some of the examples; None if there are too few of them.
     loss: in nats per token, without smoothing. value: what `best_by` names; larger is better.
+    balance: of a classifier. shift (C,): what the biases of the classes gain by thresholds that are
+    chosen on these rows; shift_words: in words.
     """
 
     scores: dict[str, float]
@@ -52,6 +63,9 @@ class Evaluation(NamedTuple):
     resampled: Resampled | None = None
     loss: float = math.nan
     value: float = math.nan
+    balance: Balance | None = None
+    shift: Any = None
+    shift_words: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,7 @@ class EvalContext:
 
     batches: the recipe's limits; rows are neither dropped nor truncated. samples: number of texts
     to generate if the scores do not need all of them. poll: called often; an exception that it
-    raises ends the validation.
+    raises ends the validation. chooses: whether thresholds are chosen on these rows.
     """
 
     batches: BatchSettings
@@ -68,6 +82,7 @@ class EvalContext:
     samples: int
     seed: int
     poll: Callable[[], None]
+    chooses: bool = False
 
 
 class EvalRun(NamedTuple):

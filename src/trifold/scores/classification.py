@@ -40,6 +40,15 @@ def macro_f1(table: Counts) -> float:
     return 100 * float((2 * np.diag(table)[occurs] / both[occurs]).mean())
 
 
+def balanced_accuracy(table: Counts) -> float:
+    """Percent: the mean recall of the classes that occur as label."""
+    labels = table.sum(1)
+    occurs = labels > 0
+    if not occurs.any():
+        return 0.0
+    return 100 * float((np.diag(table)[occurs] / labels[occurs]).mean())
+
+
 def binary_f1(table: Counts, positive: int = 1) -> float:
     """Percent: F1 of one class."""
     return 100 * float(

@@ -28,6 +28,7 @@ from trifold.errors import CheckpointError
 from trifold.folders import AnyPath, UntrustedPath, named, open_file
 from trifold.hub.tensors import TensorFile, encode_header, tensor_bytes
 from trifold.jsonfiles import MAX_JSON
+from trifold.objectives.evaluation import Balance
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
 from trifold.train.sharding import exhaust, gathered
@@ -45,22 +46,54 @@ P = TypeVar("P", Path, UntrustedPath)
 class BestValidation(NamedTuple):
     """The best validation so far; `since` is the number of validations after it. score, loss: None
     before the first one.
+
+    constant: its score with the same weight for all classes, if its model gives all rows the same
+    answer. balanced: the highest such score so far of a model that does not.
     """
 
     score: float | None = None
     step: int = 0
     since: int = 0
     loss: float | None = None
+    constant: float | None = None
+    balanced: float = 0.0
 
-    def is_beaten(self, score: float, loss: float) -> bool:
-        """Whether a validation is better: by its score, by its loss if the scores are equal, or
-        because the score of this one is no number.
+    def is_refused(self, balance: Balance | None) -> bool:
+        """Whether a model gives all rows the same answer, and an earlier one is better if all
+        classes have the same weight. It is not kept, however high its score is.
         """
+        return balance is not None and balance.answer is not None and balance.score < self.balanced
+
+    def is_beaten(self, score: float, loss: float, balance: Balance | None = None) -> bool:
+        """Whether a validation is better: by its score, by its loss if the scores are equal, or
+        because the score of this one is no number. Of a classifier, see `is_refused`, which also
+        holds the other way round.
+        """
+        if self.is_refused(balance):
+            return False
+        if self.constant is not None and balance is not None and balance.answer is None:
+            is_better = balance.score > self.constant
+            if is_better:
+                return True
         if self.score is None or (math.isnan(self.score) and not math.isnan(score)):
             return True
         if score == self.score and self.loss is not None:
             return loss < self.loss
         return score > self.score
+
+    def after(
+        self, step: int, score: float, loss: float, balance: Balance | None, *, is_best: bool
+    ) -> BestValidation:
+        """The best one after another validation."""
+        best = self._replace(since=self.since + 1)
+        if is_best:
+            constant = None
+            if balance is not None and balance.answer is not None:
+                constant = balance.score
+            best = BestValidation(score, step, 0, loss, constant, self.balanced)
+        if balance is not None and balance.answer is None:
+            best = best._replace(balanced=max(best.balanced, balance.score))
+        return best
 
 
 @dataclass

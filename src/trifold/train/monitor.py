@@ -55,6 +55,8 @@ class Validated(NamedTuple):
     samples: Sequence[tuple[str, str | None, str]]
     # An error message for each checkpoint that was left out of the average.
     damaged: Sequence[str] = ()
+    # How the weights were chosen, if it is unusual.
+    remark: str = ""
 
 
 class Outcome(NamedTuple):
@@ -262,6 +264,8 @@ def validation_lines(result: Validated) -> list[str]:
     if result.best:
         parts.append("best so far")
     lines = fold(parts)
+    if result.remark:
+        lines += wrapped(f"    {result.remark}", WIDTH).splitlines()
     for source, reference, output in result.samples[:SHOWN_SAMPLES]:
         if reference is None:
             lines += _continuation_lines(source, output)

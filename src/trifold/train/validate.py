@@ -84,7 +84,12 @@ class Validator:
         data = self.data
         recipe = self.data.recipe
         context = EvalContext(
-            recipe.batch, recipe.generate, recipe.train.samples, recipe.train.seed, poll
+            recipe.batch,
+            recipe.generate,
+            recipe.train.samples,
+            recipe.train.seed,
+            poll,
+            chooses=True,
         )
         try:
             poll()
@@ -93,15 +98,24 @@ class Validator:
             if best.score is None:  # there is no other model to use
                 self.save_model(weights, None)
             raise
-        is_best = best.is_beaten(result.value, result.loss)
+        is_best = best.is_beaten(result.value, result.loss, result.balance)
+        if is_best and result.shift is not None:
+            weights = data.objective.shifted_weights(weights, result.shift)
+            self._load(weights)
         if is_best:
             self.save_model(weights, result)
-            best = BestValidation(result.value, step, loss=result.loss)
-        else:
-            best = best._replace(since=best.since + 1)
         self._write_samples(step, result)
-        samples = list(result.samples[: recipe.train.samples])
-        return Validated(step, result.loss, result.scores, is_best, samples, damaged), best
+        validated = Validated(
+            step,
+            result.loss,
+            result.scores,
+            is_best,
+            list(result.samples[: recipe.train.samples]),
+            damaged,
+            remark=describe_choice(result, best, is_best=is_best),
+        )
+        best = best.after(step, result.value, result.loss, result.balance, is_best=is_best)
+        return validated, best
 
     def _load(self, weights: dict[str, Tensor]) -> None:
         """Copy weights to the model; adapters are added to the matrices that they change."""
@@ -154,6 +168,19 @@ class Validator:
         path = self.folder.samples / f"step-{step:08d}.tsv"
         disk.replace_text(path, "\n".join([header, *rows]) + "\n")
         disk.replace_text(path.with_suffix(".scores.txt"), "\n".join(scores) + "\n")
+
+
+def describe_choice(result: Evaluation, best: BestValidation, *, is_best: bool) -> str:
+    """Why a model is not kept that gives all rows the same answer, or which thresholds are saved;
+    empty for other models. best: before this validation.
+    """
+    balance = result.balance
+    if balance is not None and best.is_refused(balance):
+        return (
+            f"it always answers {balance.answer!r:.20} and is not kept: with the same weight for "
+            f"all classes it has {balance.score:.1f}, an earlier model {best.balanced:.1f}"
+        )
+    return result.shift_words if is_best else ""
 
 
 def mean_weights(paths: list[UntrustedPath]) -> tuple[dict[str, Tensor], list[str]]:
