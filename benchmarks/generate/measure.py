@@ -15,6 +15,7 @@ from setting import WORKS, Work, prompts
 
 sys.path.append(str(Path(__file__).parents[1]))
 from peak_memory import peak_mb
+from progress import note
 
 Write = Callable[[list[list[int]]], list[list[int]]]
 
@@ -52,12 +53,13 @@ def measure(name: str, args: argparse.Namespace, writer: Callable[[Work], Write]
     for work_name in args.works.split(","):
         work = WORKS[work_name]
         rows, write = prompts(work), writer(work)
+        tokens = work.rows * work.new
         seconds: list[float] = []
         while len(seconds) < 4 or sum(seconds[1:]) < args.seconds:
             start = time.perf_counter()
             written = write(rows)
             seconds.append(time.perf_counter() - start)
-        tokens = work.rows * work.new
+            note(tokens)
         wrong = [len(row) for row in written if len(row) != work.new]
         assert not wrong, f"{name}: {wrong} tokens instead of {work.new}"
         line = Line(

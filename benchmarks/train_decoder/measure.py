@@ -20,6 +20,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1]))
 from peak_memory import peak_mb
+from progress import note
 
 
 def arguments(
@@ -83,6 +84,7 @@ def run_timed(name: str, args: argparse.Namespace, step: Callable[[], tuple[floa
         loss, count = step()
         losses.append(loss)
         end = time.perf_counter()
+        note(count)
         if len(losses) <= args.warmup:
             start = end
         else:

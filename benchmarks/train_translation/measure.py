@@ -16,6 +16,7 @@ from setting import Setting
 
 sys.path.append(str(Path(__file__).parents[1]))
 from peak_memory import peak_mb
+from progress import note
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Clock:
         """
         self.losses.append(loss)
         self.end = time.perf_counter()
+        note(target_tokens)
         if len(self.losses) <= self.args.warmup:
             self.start = self.end
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.models import randomize
 from torch import Tensor, nn
 
-from trifold.fast import decoding_step as step, instruction, layers
+from trifold.fast import decoding_step as step, instruction, layers, thread_pool
 from trifold.fast.int8 import Int8Weight
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer, capture
@@ -280,6 +281,34 @@ def test_int8_matmul_errors_of_many_rows_are_those_of_the_plain_step(
     assert is_compiled(cache) and got.dtype is torch.bfloat16
     distance = [float((x.float() - exact).abs().mean()) for x in (got, expected)]
     assert distance[0] <= 1.3 * distance[1]
+
+
+@all_configs
+def test_steps_have_the_same_bits_on_any_number_of_threads(
+    make_model: Make, values: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(**values)
+    to_int8(model)
+    config = model.config
+    source = Inputs(torch.randint(3, config.vocab_size, (3, 7)))
+    tokens = torch.randint(3, config.output_vocab_size, (3, 9))
+    cache = model.new_cache("growing", capacity=20, rollback=2)
+
+    def states(numbers: list[int]) -> Tensor:
+        """The states of four tokens after the prompt, with these numbers of threads in turn."""
+        threads = itertools.cycle(numbers)
+        monkeypatch.setattr(thread_pool, "thread_count", lambda: next(threads))
+        copied = copy.deepcopy(cache)
+        steps = [model.decode(Inputs(tokens[:, t : t + 1]), memory, copied) for t in range(5, 9)]
+        assert is_compiled(copied)
+        return torch.cat(steps, 1)
+
+    with torch.no_grad():
+        memory = model.encode(source) if config.encoder_layers else None
+        model.decode(Inputs(tokens[:, :5]), memory, cache)
+        expected = states([1])
+        for numbers in ([2], [3], [2, 1, 1, 3]):
+            assert torch.equal(states(numbers), expected)
 
 
 def to_int8(model: Transformer) -> None:

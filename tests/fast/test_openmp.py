@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_pauses_double_while_contention_returns(
     openmp._update(0.1, now)
     openmp._update(0.5, now)
     assert state.end - now == 1, "after a free sample, pauses are short again"
+
+
+@needs_statistics
+@pytest.mark.parametrize(("stalls", "expected"), [(0, False), (3, False), (30, True)])
+def test_frequent_stalls_are_contention(
+    state: openmp._State, monkeypatch: pytest.MonkeyPatch, stalls: int, expected: bool
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(openmp.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(openmp, "_oversubscribe", lambda: None)
+    monkeypatch.setattr(openmp, "_last_sample", threading.local())
+    openmp.adapt_to_contention()
+    openmp.count_stalls(stalls)
+    now += 0.2
+    openmp.adapt_to_contention()
+    assert openmp.contended() is expected and state.stalls == 0
 
 
 @needs_statistics

@@ -7,13 +7,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from trifold.fast import instruction, thread_pool
+from trifold.fast import instruction, openmp, thread_pool
 from trifold.fast.int8 import Int8Weight, Weight
 from trifold.fast.layers import few_row_linear, supports_few_row_linear
 
@@ -92,6 +93,35 @@ def test_without_openmp_one_thread_gives_the_same_result(monkeypatch: pytest.Mon
     with_openmp = multiply(x, weight)
     monkeypatch.setattr(thread_pool, "openmp", lambda: None)
     assert torch.equal(multiply(x, weight), with_openmp)
+
+
+def waited_for_a_core() -> float:
+    """The seconds that this thread was ready and did not run."""
+    return int(openmp.SCHEDULER_STATISTICS.read_text().split()[1]) / 1e9
+
+
+@pytest.mark.skipif(not openmp.SCHEDULER_STATISTICS.exists(), reason="reads /proc")
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("operation", ["matmul", "norm"])
+def test_a_long_wait_for_a_matmul_counts_as_a_stall(
+    monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(thread_pool, "count_stalls", counted.append)
+    # One task each, which takes milliseconds; those of matmuls take microseconds otherwise.
+    width = 400_000
+    weight, x, out = torch.zeros(16, width), torch.zeros(8, width), torch.zeros(8, width)
+    fields = thread_pool.matmul_fields(weight) | {"rows": 8}
+    if operation == "norm":
+        fields = {"opcode": instruction.NORM, "inputs": 8 * width, "weight": weight, "units": 1}
+    start, waited = time.perf_counter(), waited_for_a_core()
+    for _ in range(20):
+        thread_pool.execute_one(**fields, x=x, out=out)
+    elapsed = time.perf_counter() - start
+    if operation == "norm":
+        assert counted == [0] * 20
+    else:  # a thread whose own core is used by other processes yields it, and counts less
+        assert any(counted) or waited_for_a_core() - waited > openmp.CONTENDED * elapsed
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

@@ -46,12 +46,14 @@ KEPT: dict[str, str] = {
     "instruction.PREFETCH_BYTES": "compiled into the interpreter",
     "instruction.TASK_BYTES": "compiled into the interpreter",
     "interpreter.MAX_PREFETCH": "compiled into the interpreter",
-    "interpreter.PREFETCH_PER_SPIN": "compiled into the interpreter",
+    "interpreter.PREFETCH_PER_POLL": "compiled into the interpreter",
     "interpreter.SPINS": "compiled into the interpreter",
+    "interpreter.STALL_YIELDS": "compiled into the interpreter",
     "machine_code.DIGEST": "not a threshold",
     "openmp.CONTENDED": "time",
     "openmp.MAX_PAUSE": "time",
     "openmp.SAMPLE_SECONDS": "time",
+    "openmp.STALL_SECONDS": "time",
     "smoothing.COLUMNS": "size of a sample",
     "smoothing.ROWS": "size of a sample",
     "smoothing.SMALLEST": "not a threshold",
@@ -61,6 +63,7 @@ KEPT: dict[str, str] = {
     "thread_pool.MAX_THREADS": "tests run on one thread",
     "thread_pool.MAX_WORKERS": "tests run on one thread",
     "thread_pool.MIN_BATCH_TOKENS": "size of batches",
+    "thread_pool.STALLS": "not a threshold",
     "thread_pool.TASKS_PER_INSTRUCTION": "tests run on one thread",
 }
 

@@ -47,23 +47,29 @@ from trifold.fast.step_linear import (
 )
 
 SPINS = 100_000  # polls of a counter, one or two nanoseconds each, before the CPU is yielded
-PREFETCH_PER_SPIN = 256  # bytes
+STALL_YIELDS = 2_000  # after them, about a millisecond, a thread waits for one without a CPU
+PREFETCH_PER_POLL = 256  # bytes
 MAX_PREFETCH = 2**18  # bytes prefetched while waiting; they must stay in the second-level cache
 
 
 @inline
-def _wait(done: Array, number: int, tasks: int, start: int, end: int) -> int:
+def _wait(done: Array, number: int, op: Any, start: int, end: int, stalls: Array) -> int:
     """Wait until all tasks of an instruction are done and prefetch from start to end; returns the
     new start.
+
+    A task of a matmul takes microseconds, unless its thread has lost its CPU: longer waits are
+    counted in stalls (1,).
     """
-    spins = 0
-    while atomic_load(done, number) < tasks:
+    polls = 0
+    while atomic_load(done, number) < op.tasks:
         if start < end:
-            prefetch(start, start + PREFETCH_PER_SPIN)
-            start += PREFETCH_PER_SPIN
-        spins += 1
-        if spins > SPINS:
+            prefetch(start, start + PREFETCH_PER_POLL)
+            start += PREFETCH_PER_POLL
+        polls += 1
+        if polls > SPINS:
             yield_cpu()
+        if polls == SPINS + STALL_YIELDS and op.opcode == MATMUL:
+            atomic_add(stalls, 0, 1)
     return start
 
 
@@ -91,13 +97,16 @@ def _run_units(op: Any, units: range) -> None:
 
 
 @inline
-def _execute(program: Array, taken: Array, done: Array, thread: int, threads: int) -> None:
+def _execute(
+    program: Array, taken: Array, done: Array, stalls: Array, thread: int, threads: int
+) -> None:
     """Execute the instructions together with the other threads; returns when all are done.
 
     program (n,) is constant. taken (threads · n,) counts the tasks taken from each thread's share
-    of an instruction, done (n,) those that are finished; both start as zeros. A thread first takes
-    its own share in memory order, then helps with those of others. Threads wait for tasks that were
-    taken, never for a thread: one that starts late or loses its CPU finds less to do.
+    of an instruction, done (n,) those that are finished; both start as zeros. stalls: see `_wait`.
+    A thread first takes its own share in memory order, then helps with those of others. Threads
+    wait for tasks that were taken, never for a thread: one that starts late or loses its CPU finds
+    less to do.
     """
     count = program.shape[0]
     complete = 0
@@ -117,7 +126,7 @@ def _execute(program: Array, taken: Array, done: Array, thread: int, threads: in
                 start += PREFETCH_BYTES
             if op.waits:
                 while complete < number:
-                    start = _wait(done, complete, program[complete].tasks, start, end)
+                    start = _wait(done, complete, program[complete], start, end, stalls)
                     complete += 1
             while task < last:
                 if op.opcode == MATMUL:
@@ -134,23 +143,23 @@ def _execute(program: Array, taken: Array, done: Array, thread: int, threads: in
         if finished:
             atomic_add(done, number, finished)
     while complete < count:
-        _wait(done, complete, program[complete].tasks, 0, 0)
+        _wait(done, complete, program[complete], 0, 0, stalls)
         complete += 1
 
 
 @inline
 def _run_thread(job: Any) -> None:
-    """The work of one thread. job (5,): the address of the instructions, their number, the address
-    of the counters `taken` and `done`, the largest number of threads, and the number that have
-    started.
+    """The work of one thread. job (6,): the address of the instructions, their number, the address
+    of the counters `taken` and `done`, the largest number of threads, the number that have started,
+    and the number of stalls.
     """
-    fields = carray(job, 5)
+    fields = carray(job, 6)
     count = fields[1]
     threads = fields[3]
     program = carray(to_pointer(fields[0]), (count,), dtype=INSTRUCTION)
     taken = carray(to_pointer(fields[2]), (threads * count,), dtype=np.int64)
     done = carray(to_pointer(fields[2] + 8 * threads * count), (count,), dtype=np.int64)
-    _execute(program, taken, done, atomic_add(fields, 4, 1), threads)
+    _execute(program, taken, done, fields[5:], atomic_add(fields, 4, 1), threads)
 
 
 def compiled(source_hash: int, *, cache: bool = False) -> Any:

@@ -24,6 +24,7 @@ StartParallel: TypeAlias = Callable[[int, int | None, int, int], None]
 
 SAMPLE_SECONDS = 0.1  # a few time slices of the scheduler
 CONTENDED = 0.2  # share of the time that a thread waits for a core; alone on its cores at most 0.04
+STALL_SECONDS = 0.003  # a thread that loses its core gets it back after about a time slice
 MAX_PAUSE = 16.0  # seconds until the next test whether the cores are free
 SCHEDULER_STATISTICS = Path("/proc/thread-self/schedstat")
 
@@ -38,6 +39,7 @@ class _State:
     """
 
     contended = False
+    stalls = 0  # since the last sample
     end = 0.0
     pause = 1.0
     release: threading.Event | None = None
@@ -66,9 +68,16 @@ def contended() -> bool:
     return _state.contended
 
 
+def count_stalls(count: int) -> None:
+    """Report how often a thread waited for one that had lost its core."""
+    if count:
+        with _lock:
+            _state.stalls += count
+
+
 def adapt_to_contention() -> None:
-    """Sample how long the calling thread waited for a core, at most every SAMPLE_SECONDS, and adapt
-    to it.
+    """Sample how long the calling thread waited for a core, and for threads that had lost theirs,
+    at most every SAMPLE_SECONDS, and adapt to it.
     """
     now = time.perf_counter()
     if now < getattr(_last_sample, "time", 0.0) + SAMPLE_SECONDS:
@@ -83,6 +92,9 @@ def adapt_to_contention() -> None:
     _last_sample.time = now
     _last_sample.waited = waited
     with _lock:
+        if elapsed:
+            share = max(share, STALL_SECONDS * _state.stalls / elapsed)
+            _state.stalls = 0
         _update(share, now)
 
 

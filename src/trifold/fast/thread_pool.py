@@ -21,7 +21,7 @@ from torch import Tensor
 from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.instruction import BFLOAT16, FLOAT32, INSTRUCTION, INT8, MATMUL, outputs_per_task
 from trifold.fast.int8 import Int8Weight, Weight
-from trifold.fast.openmp import contended, openmp
+from trifold.fast.openmp import contended, count_stalls, openmp
 
 Array: TypeAlias = NDArray[Any]
 Field: TypeAlias = Tensor | float | None
@@ -30,27 +30,35 @@ Field: TypeAlias = Tensor | float | None
 MAX_THREADS = 16  # more do not increase the memory bandwidth
 # Into so many tasks the units of an instruction are divided, if there are as many.
 TASKS_PER_INSTRUCTION = 32
+STALLS = 5  # the field of a job with the waits for a thread that has lost its CPU
 MAIN_PROCESS = os.getpid()
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instructions read
 
 
 def execute(program: Array) -> None:
-    """Execute the instructions on PyTorch's threads.
-
-    A forked child process has none of its parent's threads: there, as without OpenMP, one thread
-    executes all.
-    """
+    """Execute the instructions on PyTorch's threads. Their number does not change the results."""
     entry_point = compiled_interpreter().entry_point()
     start = openmp()
-    alone = start is None or os.getpid() != MAIN_PROCESS
-    threads = 1 if alone else min(torch.get_num_threads(), MAX_THREADS)
-    threads = max(1, threads // 2) if contended() else threads
+    threads = thread_count()
     counters = np.zeros((threads + 1, len(program)), np.int64)
-    job = np.array([program.ctypes.data, len(program), counters.ctypes.data, threads, 0])
+    job = np.array([program.ctypes.data, len(program), counters.ctypes.data, threads, 0, 0])
     if start is None or threads == 1:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_point)(job.ctypes.data)
     else:
         start(entry_point, job.ctypes.data, threads, 0)
+        count_stalls(int(job[STALLS]))
+
+
+def thread_count() -> int:
+    """How many threads execute instructions: half of PyTorch's while other processes use the cores.
+
+    A forked child process has none of its parent's threads: there, as without OpenMP, one thread
+    executes all.
+    """
+    if openmp() is None or os.getpid() != MAIN_PROCESS:
+        return 1
+    threads = min(torch.get_num_threads(), MAX_THREADS)
+    return max(1, threads // 2) if contended() else threads
 
 
 def execute_one(**fields: Field) -> None:
