@@ -21,7 +21,7 @@ from tokenizers import (
 
 from trifold.errors import CheckpointError
 from trifold.text.languages import MBART, MBART_50
-from trifold.text.patterns import QWEN_WORDS
+from trifold.text.pre_tokenizers import QWEN_2
 from trifold.text.special_tokens import Names, content_of, extra_tokens
 from trifold.text.templates import Around, Settings, bos_and_eos, language, roberta
 from trifold.text.vocabulary import SPACE, Vocabulary
@@ -81,7 +81,7 @@ def _neox(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
 def _qwen(vocabulary: Vocabulary, settings: Settings, names: Names) -> Library:
     """Digits are single tokens, and punctuation joins the words after it."""
     library = _neox(vocabulary, settings, names)
-    words = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    words = pre_tokenizers.Split(Regex(QWEN_2), "isolated")
     prefix = bool(settings.get("add_prefix_space"))
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)
     library.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])

@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 
 from trifold.errors import CheckpointError
 from trifold.sandbox import Sandbox, SandboxError
+from trifold.text.pre_tokenizers import PRE_TOKENIZERS
 
 # Seconds; a harmless pattern takes a microsecond per character.
 TIMEOUT = 2.0
@@ -23,21 +24,8 @@ _SANDBOX = Sandbox(Path(__file__).with_name("pattern_handler.py"))
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
 
 # Patterns of published tokenizers, and of those that are trained here, take linear time.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN_WORDS = rf"{_WORDS}\p{{N}}{_REST}"
-_CASES = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 KNOWN = {
-    QWEN_WORDS,
-    rf"{_WORDS}\p{{N}}{{1,3}}{_REST}",  # LLaMA 3
-    _CASES,  # o200k
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+    *(pattern for way in PRE_TOKENIZERS.values() for pattern in way),
     r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",  # CLIP
     r" ?[^(\s|[.,!?…。，、।۔،])]+",  # BLOOM
     r"[\s\S]",

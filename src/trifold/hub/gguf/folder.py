@@ -17,11 +17,14 @@ from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
 from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.tensors import open_tensors, translated
+from trifold.hub.gguf.tokenizer import ends, tokenizer_files
 
 ENDING = ".gguf"
 KIND = "general.type"
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 MAX_PARTS = 1000
+POOLINGS = {1: "mean_tokens", 2: "cls_token", 3: "lasttoken"}
+CLASSES = "sentence_transformers.models"
 
 
 @dataclass(frozen=True, order=True)
@@ -59,6 +62,8 @@ def _open(path: UntrustedPath, state: tuple[int, ...]) -> GGUFFolder:
     architecture = find_architecture(file)
     keys = architecture.config(file)
     contents: dict[str, Callable[[], bytes]] = {"config.json": partial(_json, keys)}
+    contents |= tokenizer_files(file)
+    contents |= {name: partial(_json, values) for name, values in _settings(file, keys).items()}
     return GGUFFolder(
         path.path,
         path.root,
@@ -67,7 +72,38 @@ def _open(path: UntrustedPath, state: tuple[int, ...]) -> GGUFFolder:
     )
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
+def _settings(file: Metadata, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The other files by name: settings of generation or of embeddings."""
+    if file.architecture == "bert":
+        return _sentence_modules(file, keys)
+    generation = {"eos_token_id": ends(file) or None}
+    for role in ("bos", "pad"):
+        generation[f"{role}_token_id"] = keys.get(f"{role}_token_id")
+    if "decoder_start_token_id" in keys:
+        generation = {"decoder_start_token_id": keys["decoder_start_token_id"]}
+    return {"generation_config.json": {k: v for k, v in generation.items() if v is not None}}
+
+
+def _sentence_modules(file: Metadata, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The files of sentence-transformers, if the file says how states become one vector."""
+    kind = file.size(".pooling_type", 0, least=0)
+    if kind not in POOLINGS:
+        return {}
+    listed = [
+        {"idx": number, "name": str(number), "path": path, "type": f"{CLASSES}.{name}"}
+        for number, (path, name) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
+    ]
+    return {
+        "modules.json": listed,
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": keys["hidden_size"],
+            f"pooling_mode_{POOLINGS[kind]}": True,
+        },
+        "sentence_bert_config.json": {"max_seq_length": keys["max_position_embeddings"]},
+    }
+
+
+def _json(values: Any) -> bytes:
     return json.dumps(values, ensure_ascii=False).encode("utf-8")
 
 
