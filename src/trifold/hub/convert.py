@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.folders import AnyPath, UntrustedPath, named, read_bytes
+from trifold.folders import AnyPath, UntrustedPath, folder_or_file, read_bytes
 from trifold.hub import rules
 from trifold.hub.card import read_origin, write_derived_card
 from trifold.hub.families import FAMILIES, NATIVE
@@ -100,7 +100,7 @@ def convert(
     if `new` exists.
     """
     parse_size(max_shard_size)
-    old = named(old)
+    old = folder_or_file(old)
     values, merged = read_settings(old)
     source, config = parse_config(values, old / CONFIG)
     with (
@@ -134,7 +134,7 @@ def convert(
             on_written=report,
         )
 
-        _copy_files(old, folder, named(tokenizer or folder_with("tokenizer_config.json", old)))
+        _copy_files(old, folder, folder_or_file(tokenizer or folder_with("tokenizer_config.json", old)))
         if (modules := read_modules(old)) is not None:
             write_modules(folder, modules, config.d_model, config.max_positions)
         written = dtype or _most_common(shapes)
@@ -229,7 +229,7 @@ def _copy_files(old: UntrustedPath, new: Path, tokenizer: UntrustedPath) -> None
     on.
     """
     sources = [*(old / name for name in COPIED), *(tokenizer / name for name in TOKENIZER_FILES)]
-    for path in filter(UntrustedPath.exists, sources):
+    for path in (source for source in sources if source.exists()):
         settings = read_json(path, largest=MAX_INTEGER) if path.name in SETTINGS else {}
         if settings.pop("auto_map", None) is None:
             (new / path.name).write_bytes(read_bytes(path, MAX_FILE))

@@ -21,7 +21,7 @@ from tokenizers import (
 )
 
 from trifold.errors import SettingsError
-from trifold.folders import UntrustedPath, named, open_named
+from trifold.folders import UntrustedPath, folder_or_file, open_named
 from trifold.settings import Conflict, Settings
 from trifold.text.folder import read_tokenizer
 from trifold.text.special_tokens import SPECIAL, UNK, is_hole
@@ -149,7 +149,7 @@ def find_tokenizer(name: str) -> UntrustedPath:
     """The file or folder of the tokenizer that `tokenizer.file` names: of a run, the folder of its
     model, or, before the first validation, that of its tokenizer.
     """
-    path = named(Path(os.path.expandvars(name)).expanduser())
+    path = folder_or_file(Path(os.path.expandvars(name)).expanduser())
     if (path / "recipe.yaml").exists():
         inner = (path / "model", path / "tokenizer")
         return next((folder for folder in inner if folder.is_folder()), path)

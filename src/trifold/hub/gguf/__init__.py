@@ -1,4 +1,5 @@
 """Models in GGUF files, the format of llama.cpp.
 
-To be read in this order: `blocks`, `file_format`, `metadata`, `architectures`, `tensors`, `tokenizer`, `folder`.
+To be read in this order: `blocks`, `file_format`, `metadata`, `architectures`, `tensors`,
+`tokenizer`, `folder`.
 """
