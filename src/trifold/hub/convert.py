@@ -134,7 +134,9 @@ def convert(
             on_written=report,
         )
 
-        _copy_files(old, folder, folder_or_file(tokenizer or folder_with("tokenizer_config.json", old)))
+        _copy_files(
+            old, folder, folder_or_file(tokenizer or folder_with("tokenizer_config.json", old))
+        )
         if (modules := read_modules(old)) is not None:
             write_modules(folder, modules, config.d_model, config.max_positions)
         written = dtype or _most_common(shapes)
