@@ -37,6 +37,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
+    "packed_encoder": ("float32",),
     "gelu": ("bfloat16",),
     "int8_feed_forward": ("bfloat16",),
     "quantize_rows": ("bfloat16",),

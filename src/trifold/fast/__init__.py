@@ -11,7 +11,8 @@ Decoding steps: `instruction`, the format; `compiled_decoder`, which translates 
 `beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
 `thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
 `step_attention`, whose code `machine_code` keeps on disk. Both read the weights of `int8`.
-Reading many texts: `int8_linear`, with the weights of `smoothing`.
+Reading many texts: `packed_encoder`, with the code of `encoder_loops` and `tiles`; `int8_linear`,
+with the weights of `smoothing`.
 """
 
 import threading
@@ -34,7 +35,8 @@ _blocked = False
 def _versions() -> dict[str, Callable[..., Any]]:
     """The functions of these modules that have the name of a plain operation."""
     functions: dict[str, Any] = {}
-    for module in ("layers", "int8_linear", "attention", "cross_entropy", "decoding_step"):
+    modules = ("layers", "int8_linear", "attention", "cross_entropy", "packed_encoder")
+    for module in (*modules, "decoding_step"):
         functions |= vars(import_module(f"{__name__}.{module}"))
     return {name: functions[name] for name in ops.PLAIN}
 

@@ -214,7 +214,7 @@ def supported_packings(
         return None
     if inputs.bias is not None or inputs.rotary is not None or inputs.cache is not None:
         return None
-    if not _is_plain(layer):
+    if not is_plain(layer):
         return None
     if mask.keys is not None and mask.keys is not keys.attend:
         return None
@@ -231,7 +231,7 @@ def _is_worth_loops(x: Tensor, scores: int) -> bool:
     return scores <= most and x.shape[1] >= MIN_PACKED_TOKENS
 
 
-def _is_plain(layer: Attention) -> bool:
+def is_plain(layer: Attention) -> bool:
     """Whether its scores are q·k / √D alone, and its values have the width of its keys."""
     has_plain_scores = layer.query_scale == 1.0 and layer.soft_cap is None and layer.sinks is None
     has_plain_heads = layer.groups == 1 and layer.value_width == layer.head_width

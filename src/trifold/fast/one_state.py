@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trifold.fast import enabled
+from trifold.fast.packed_encoder import packed_encoder, supports_packed_encoder
 from trifold.nn import Inputs, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.embeddings import default_segments
@@ -20,6 +21,7 @@ from trifold.nn.layers import FeedForward
 from trifold.nn.masks import Mask
 from trifold.nn.parts import has_plain_attention, input_rules
 from trifold.nn.stack import Block, Stack
+from trifold.nn.walk import StackInputs
 
 
 def head_output(model: Transformer, inputs: Inputs, name: str) -> Tensor:
@@ -57,15 +59,29 @@ def output_of_one_state(model: Transformer, inputs: Inputs, name: str) -> Tensor
     x = model.encoder_embeddings(inputs)
     mask = Mask(inputs.real, packing=inputs.packing)
     request = Request(mask, positions=inputs.positions, segments=inputs.segments)
-    layers = stack.layers(stack.inputs(x, request), mask.count(x))
+    read = stack.inputs(x, request)
+    grid = inputs.grid()
+    columns = head.columns(grid)[:, None]
+    packing: Any = inputs.packing
+    if supports_packed_encoder(stack, x, read):
+        chosen = packing.starts[:-1] + columns[:, 0]
+        states = packed_encoder(stack, x, packing, chosen)[:, None]
+    else:
+        states = last_states(stack, x, read, inputs, columns)
+    alone = Inputs(grid.tokens.take_along_dim(columns, 1))
+    return model.apply_heads(stack.final_norm(states), alone, [name])[name]
+
+
+def last_states(
+    stack: Stack, x: Tensor, read: StackInputs, inputs: Inputs, columns: Tensor
+) -> Tensor:
+    """The states (B, 1, E) after all layers of one column (B, 1) of each row."""
+    layers = stack.layers(read, read.mask.count(x))
     *before, last = stack.block_of_layer
     last_block: Any = stack.blocks[last]
     for block, layer in zip(before, layers, strict=False):
         x = stack.blocks[block](x, layer)
-    grid = inputs.grid()
-    columns = head.columns(grid)[:, None]
     chosen = inputs.packing.grid(x).take_along_dim(columns[..., None], 1)
     mask = Mask(inputs.real, key_packing=inputs.packing)
-    states = last_block.attend_to(chosen, x, layers[-1]._replace(mask=mask))
-    alone = Inputs(grid.tokens.take_along_dim(columns, 1))
-    return model.apply_heads(stack.final_norm(states), alone, [name])[name]
+    states: Tensor = last_block.attend_to(chosen, x, layers[-1]._replace(mask=mask))
+    return states

@@ -84,7 +84,7 @@ def _normal_cdf(x: Any) -> Any:
 
 
 @subroutine
-def _activate(y: Array, activation: int) -> None:
+def activate(y: Array, activation: int) -> None:
     """y (n,) in place. The tanh of GELU is computed as a sigmoid: (1 + tanh u) / 2 = σ(2u)."""
     if activation == ins.RELU:
         for j in range(y.shape[0]):
@@ -121,7 +121,7 @@ def _finish(result: Array, op: Any, first: int, out: Array) -> None:
         bias = float32_at(op.bias, first + count)[first:]
         for j in range(count):
             result[j] += bias[j]
-    _activate(result, op.activation)
+    activate(result, op.activation)
     if op.mode == ins.SET:
         for j in range(count):
             out[j] = result[j]

@@ -216,7 +216,12 @@ def cross_entropy(
     return loss, F.cross_entropy(logits, targets, reduction="sum", ignore_index=-1).detach()
 
 
-# --- decoding -------------------------------------------------------------------------------------
+# --- stacks ---------------------------------------------------------------------------------------
+
+
+def layers(stack: Any, x: Tensor, inputs: Any) -> Tensor:
+    """All layers of a stack and its final norm, without a cache: x (B, T, E) -> (B, T, E)."""
+    return stack.run_layers(x, inputs)
 
 
 def decoding_step(stack: Any, x: Tensor, inputs: Any, cache: Cache) -> Tensor:
@@ -230,7 +235,7 @@ _LINEAR = (embedding, linear, linears, activation_linear, feed_forward)
 _LAYERS = (*_LINEAR, gelu_tanh, layer_norm, dropout)
 PLAIN: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
-    for operation in (*_LAYERS, attend, attention, cross_entropy, decoding_step)
+    for operation in (*_LAYERS, attend, attention, cross_entropy, layers, decoding_step)
 }
 
 

@@ -58,7 +58,7 @@ def in_order(stack: Any, x: Tensor, request: Request, cache: Cache | None = None
     """One layer after the other: x (B, T, E) -> (B, T, E)."""
     inputs = stack.inputs(x, request)
     if cache is None:
-        return stack.run_layers(x, inputs)
+        return ops.layers(stack, x, inputs)
     return ops.decoding_step(stack, x, inputs, cache)
 
 
