@@ -206,6 +206,20 @@ def step(dtype: torch.dtype) -> Case:
     return compute, ()
 
 
+def layers(dtype: torch.dtype) -> Case:
+    sizes = {"vocab_size": 50, "d_model": 32, "n_heads": 2, "d_ff": 64, "n_layers": 2}
+    config = ModelConfig(**sizes, shape="encoder", norm_placement="post", attention_bias=True)
+    model = randomize(Transformer(config).eval(), 0.3).to(dtype)
+    packing = Packing.of(torch.tensor([9, 30, 1] * 30))
+    tokens = packing.fill(torch.randint(3, 50, (packing.n_real,)), 0)
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            return model.encode(Inputs(tokens, packing=packing)).hidden[:, : packing.n_real]
+
+    return compute, ()
+
+
 CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "embedding": embedding(False),
     "embedding int8": embedding(True),
@@ -237,6 +251,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "cross_entropy": cross_entropy(0.0),
     "cross_entropy smoothed": cross_entropy(0.1),
     "cross_entropy without gradients": cross_entropy(0.1, trains=False),
+    "layers": layers,
     "decoding_step": step,
 }
 
