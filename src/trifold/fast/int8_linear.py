@@ -154,12 +154,14 @@ def supports_int8_feed_forward(layer: FeedForward, x: Tensor) -> bool:
     """Whether one thread computes the layer, which is that of the paper with GELU and has int8
     weights that `int8_linear` supports.
     """
-    if torch.get_num_threads() > 1 or type(layer) is not FeedForward or layer.watched:
+    if type(layer) is not FeedForward or layer.watched:
         return False
     if layer.gate_proj is not None or layer.activation_name != "gelu":
         return False
     weights = (layer.in_proj, layer.out_proj)
-    return all(is_int8(each) and supports_int8_linear(x, int8_weight(each)) for each in weights)
+    if not all(is_int8(each) and supports_int8_linear(x, int8_weight(each)) for each in weights):
+        return False
+    return torch.get_num_threads() == 1  # not before: this call divides the graph of a block
 
 
 def int8_feed_forward(layer: FeedForward, x: Tensor) -> Tensor:
