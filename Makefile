@@ -45,9 +45,10 @@ bench: $(VENV)/ready-plots ## compare training and generation with other toolkit
 	@$(BIN)/python benchmarks/run.py decoder
 	@$(BIN)/python benchmarks/run.py generate
 
-faults: $(VENV)/ready-dev ## hostile folders, and fault injection at full size (hours)
-	@echo "faults: 10,000 hostile folders; all promises; then all planted bugs"
+faults: $(VENV)/ready-dev ## hostile folders and files, and fault injection at full size (hours)
+	@echo "faults: 10,000 hostile folders, and GGUF files; all promises; then all planted bugs"
 	@$(BIN)/python -m tests.hostile --folders 10000
+	@$(BIN)/python -m tests.hub.gguf.hostile --files 10000
 	@$(BIN)/python -m tests.faults --size full
 	@$(BIN)/python -m tests.faults --plant all
 

@@ -86,11 +86,13 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
-        writer.add_uint32(key, value)
+        (writer.add_uint32 if value >= 0 else writer.add_int32)(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
+    elif key.endswith("charsmap"):
+        writer.add_array(key, bytes(value))
     else:
         writer.add_array(key, value)
 
