@@ -31,13 +31,22 @@ def test_the_duration_is_that_of_the_operations(data, monkeypatch):
     times = [WorkTime(seconds, seconds)]
     monkeypatch.setattr(duration, "time_products", lambda dtype: times)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(duration, "LAYER_SECONDS", 0.0)
     steps = int(7 * 60 * duration.EFFICIENCY * 1e10 / duration.step_flops(data))
     words = "about 7 minutes on the idle machine"
     assert duration.describe_duration(data, steps, torch.float32) == words
     times.append(WorkTime(50 * seconds, seconds))
     assert duration.describe_duration(data, steps, torch.float32) == f"{words}, which is busy now"
     times.pop()
-    assert duration.describe_duration(data, 1, torch.float32) == ""
+    assert duration.describe_duration(data, 1, torch.float32) == "a few seconds"
+    few = int(30 / (0.008 * data.config.n_layers))  # without their products
+    monkeypatch.setattr(duration, "LAYER_SECONDS", 0.008)
+    monkeypatch.setattr(duration, "step_flops", lambda data: 0.0)
+    assert duration.describe_duration(data, few, torch.float32) == "about 30 seconds"
+    monkeypatch.undo()
+    monkeypatch.setattr(duration, "time_products", lambda dtype: times)
+    monkeypatch.setattr(duration, "LAYER_SECONDS", 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     limited = data.recipe.train.model_copy(update={"minutes": 2.0})
     object.__setattr__(data, "recipe", data.recipe.model_copy(update={"train": limited}))
     assert duration.describe_duration(data, steps, torch.float32) == (
@@ -48,7 +57,9 @@ def test_the_duration_is_that_of_the_operations(data, monkeypatch):
 @pytest.mark.parametrize(
     ("minutes", "words"),
     [
-        (0.9, ""),
+        (0.1, "a few seconds"),
+        (0.3, "about 20 seconds"),
+        (0.9, "about a minute"),
         (1.2, "about a minute"),
         (7.4, "about 7 minutes"),
         (33, "about 35 minutes"),

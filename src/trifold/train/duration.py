@@ -11,7 +11,10 @@ from trifold.train.work_time import WorkTime, time_work
 
 # Share of the speed of large products that training reaches on a CPU, with its validations.
 EFFICIENCY = 0.35
-SMALL = 1e12  # floating-point operations that are not worth an estimate: a minute at most
+# Seconds of the small operations of a layer in an update, whatever its size is.
+LAYER_SECONDS = 0.008
+SMALL = 1e11  # floating-point operations for which the speed is not measured: seconds
+ASSUMED = 5e10  # their number per second, of large products
 SIZE = 384  # of the matrices that are timed
 PRODUCTS = 10
 GROUPS = 8
@@ -19,28 +22,42 @@ GROUPS = 8
 
 def describe_duration(data: TrainingData, steps: int, dtype: torch.dtype) -> str:
     """`about 7 minutes on the idle machine`, for this many steps on this CPU if no other program
-    uses it; empty if they take less than a minute. dtype: of the matrix products.
+    uses it. dtype: of the matrix products.
     """
     total = steps * step_flops(data)
-    if total < SMALL:
-        return ""
-    products = time_products(dtype)
-    minutes = total / (EFFICIENCY * _speed(products)) / 60
+    products = list[WorkTime]()
+    speed = ASSUMED
+    if total >= SMALL:
+        products = time_products(dtype)
+        speed = _speed(products)
+    small = steps * data.recipe.train.accumulate * _layers(data) * LAYER_SECONDS
+    minutes = (total / (EFFICIENCY * speed) + small) / 60
     limit = data.recipe.train.minutes
     if limit is not None:
         minutes = min(minutes, limit)
     text = in_words(minutes)
-    if text:
+    if products:
         text += " on the idle machine"
-        if any(product.is_busy for product in products):
-            text += ", which is busy now"
+    if any(product.is_busy for product in products):
+        text += ", which is busy now"
     return text
 
 
+def _layers(data: TrainingData) -> int:
+    """The layers of the encoder and of the decoder."""
+    config = data.config
+    if config.shape != "encoder-decoder":
+        return config.n_layers
+    return config.n_layers + (config.n_decoder_layers or config.n_layers)
+
+
 def in_words(minutes: float) -> str:
-    """`about 7 minutes`, `about 35 minutes` or `about 3.5 hours`."""
-    if minutes < 1:
-        return ""
+    """`about 20 seconds`, `about 7 minutes`, `about 35 minutes` or `about 3.5 hours`."""
+    seconds = 60 * minutes
+    if seconds < 10:
+        return "a few seconds"
+    if seconds < 50:
+        return f"about {10 * round(seconds / 10)} seconds"
     if minutes < 1.5:
         return "about a minute"
     if minutes < 10:

@@ -29,7 +29,7 @@ from trifold.recipe import Recipe, TrainSettings, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.advice import advise_run, finished_run
 from trifold.train.checkpoint import BestValidation
-from trifold.train.data import RankShare, iterate_batches, take_share
+from trifold.train.data import RankShare, TrainingData, iterate_batches, take_share
 from trifold.train.device import agree_on_options, find_machine, keep_freed_memory
 from trifold.train.duration import describe_duration
 from trifold.train.launch import join_ranks
@@ -179,7 +179,8 @@ def _train_session(session: TrainingSession) -> Outcome:
     if session.machine.device.type == "cpu" and ranks.world == 1:
         steps = session.recipe.train.steps - first_step
         duration = describe_duration(session.data, steps, session.machine.dtype)
-    parts = [str(session.trainer), duration, f"writing to {folder.path}"]
+    parts = [str(session.trainer), describe_epochs(session.data), duration]
+    parts.append(f"writing to {folder.path}")
     view.say("; ".join(filter(None, parts)))
     log = MetricsLog(folder, start.step, start.lines, writes=ranks.is_first)
     with closing(log):
@@ -210,6 +211,14 @@ def _train_session(session: TrainingSession) -> Outcome:
         best_step=end.best.step,
         advice=advice,
     )
+
+
+def describe_epochs(data: TrainingData) -> str:
+    """The epochs that the steps of a run are."""
+    settings = data.recipe.train
+    epochs = settings.steps * settings.accumulate / len(data.plan(data.train, 0))
+    number = f"{epochs:.0f}" if epochs >= 10 else f"{epochs:.2g}"
+    return f"{settings.steps:,} steps are {number} epoch{'s' * (number != '1')}"
 
 
 def describe_finished(
