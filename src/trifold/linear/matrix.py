@@ -1,0 +1,64 @@
+"""Features of rows as a matrix, sparse or dense, with its transpose for gradients."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trifold.linear.ngrams import Ids
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features (N, F) of N rows; both tensors are sparse (CSR) or dense, in float64 or float32."""
+
+    matrix: Tensor
+    transposed: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.matrix.shape
+        return rows, columns
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.matrix.dtype
+
+    @property
+    def size(self) -> int:
+        """The number of values that are stored."""
+        if self.matrix.layout == torch.sparse_csr:
+            return int(self.matrix.values().numel())
+        return self.matrix.numel()
+
+    def times(self, weights: Tensor) -> Tensor:
+        """(N, C) of weights (F, C)."""
+        return self.matrix @ weights
+
+    def gradient(self, errors: Tensor) -> Tensor:
+        """(F, C) of errors (N, C)."""
+        return self.transposed @ errors
+
+
+def dense(values: NDArray[np.floating] | Tensor) -> Features:
+    """Features that are not sparse."""
+    matrix = torch.as_tensor(values)
+    return Features(matrix, matrix.T)
+
+
+def sparse(rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int, int]) -> Features:
+    """The features with the values at (row, column), sorted by rows; all others are 0."""
+    by_column = np.argsort(columns, kind="stable")
+    return Features(
+        _csr(rows, columns, values, shape),
+        _csr(columns[by_column], rows[by_column], values[by_column], shape[::-1]),
+    )
+
+
+def _csr(rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int, ...]) -> Tensor:
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
+    return torch.sparse_csr_tensor(
+        *map(torch.from_numpy, (starts, columns, values)), size=shape, check_invariants=False
+    )
