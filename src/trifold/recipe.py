@@ -181,6 +181,11 @@ class TrainSettings(Settings):
 
     log_every: int = Field(20, gt=0)
     validate_every: int = Field(500, gt=0)
+    baselines: bool = Field(
+        True,
+        description="measure simple models of the task on the validation rows, too: the most "
+        "frequent label, a linear model on words, …",
+    )
     save_every: int = Field(500, gt=0)
     keep_last: int = Field(5, gt=0, description="number of latest checkpoints to keep")
     keep_every: int | None = Field(

@@ -165,6 +165,8 @@ def _print_outcome_as_json(outcome: Outcome) -> None:
     facts["seconds"] = round(outcome.seconds, 2)
     facts["finished"] = outcome.finished
     del facts["exit_code"]
+    if outcome.comparison is not None:
+        facts["comparison"] = outcome.comparison.as_json()
     print_json(facts)
 
 
@@ -176,6 +178,9 @@ def _print_outcome(outcome: Outcome, recipe: Recipe) -> None:
     if outcome.scores:
         scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
         print(wrapped(f"validation:   {scores} at step {outcome.best_step:,}, the best"))
+    if outcome.comparison is not None:
+        for line in outcome.comparison.lines():
+            print(wrapped(f"compared:     {line}"))
     if outcome.stopped_by in ("patience", "minutes"):
         print(wrapped(f"stopped by:   {_describe_end(outcome, recipe)}"))
     print(f"model:        {describe_folder(outcome.folder / 'model')}")

@@ -1,5 +1,6 @@
 """Features of rows as a matrix, sparse or dense, with its transpose for gradients."""
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +49,9 @@ def dense(values: NDArray[np.floating] | Tensor) -> Features:
     return Features(matrix, matrix.T)
 
 
-def sparse(rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int, int]) -> Features:
+def sparse(
+    rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int, int]
+) -> Features:
     """The features with the values at (row, column), sorted by rows; all others are 0."""
     by_column = np.argsort(columns, kind="stable")
     return Features(
@@ -59,6 +62,7 @@ def sparse(rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[i
 
 def _csr(rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int, ...]) -> Tensor:
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
-    return torch.sparse_csr_tensor(
-        *map(torch.from_numpy, (starts, columns, values)), size=shape, check_invariants=False
-    )
+    first, second, third = (torch.from_numpy(array) for array in (starts, columns, values))
+    with warnings.catch_warnings():  # that sparse tensors are in beta
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
+        return torch.sparse_csr_tensor(first, second, third, size=shape)

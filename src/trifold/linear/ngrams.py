@@ -21,12 +21,12 @@ _UNSPACED_OR_WORD = re.compile(rf"{UNSPACED.pattern}|[^\W{UNSPACED.pattern[1:-1]
 
 
 class Terms(NamedTuple):
-    """The n-grams of `count` texts: occurrence i is `names[ids[i]]` in text `rows[i]`."""
+    """The n-grams of a number of texts: occurrence i is `names[ids[i]]` in text `rows[i]`."""
 
     names: list[str]
     ids: Ids
     rows: Ids
-    count: int
+    texts: int
 
 
 Analyzer: TypeAlias = Callable[[Sequence[str]], Terms]
@@ -85,9 +85,7 @@ def _pieces(word: str, shortest: int, longest: int) -> list[str]:
     """The n-grams of a word; one that is shorter than `n` counts once, as a whole."""
     pieces = []
     for length in range(shortest, longest + 1):
-        pieces += [
-            word[start : start + length] for start in range(max(1, len(word) - length + 1))
-        ]
+        pieces += [word[start : start + length] for start in range(max(1, len(word) - length + 1))]
         if length >= len(word):
             break
     return pieces

@@ -75,7 +75,7 @@ class Overlap:
             _ratio(shared, self.weight(words_a)),
             _ratio(shared, self.weight(words_b)),
             _ratio(min(len(a), len(b)), max(len(a), len(b))),
-            cosine(self._weighted(a), self._weighted(b)),
+            self.cosine(a, b),
             jaccard({*pairwise(a)}, {*pairwise(b)}),
             jaccard({word[:STEM] for word in a}, {word[:STEM] for word in b}),
             cosine(_pieces(a), _pieces(b)),
@@ -83,6 +83,10 @@ class Overlap:
             max((self.idf.get(word, self.unknown) for word in words_a ^ words_b), default=0.0),
             math.log(1 + len(a) + len(b)),
         ]
+
+    def cosine(self, first: Sequence[str], second: Sequence[str]) -> float:
+        """The cosine of the TF-IDF of two texts, given by their words."""
+        return cosine(self._weighted(first), self._weighted(second))
 
     def _weighted(self, words: Sequence[str]) -> dict[str, float]:
         unknown = self.unknown

@@ -5,6 +5,7 @@ batch, loss        those of translation
 scores             ROUGE-1, ROUGE-2 and ROUGE-L, each of the best of the references
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from textwrap import shorten
 from typing import Any, Literal
@@ -110,14 +111,19 @@ class Summarize(Translate):
     def compute_scores(self, run: EvalRun) -> Evaluation:
         """ROUGE of the summaries that the recipe's `generate` finds, and samples."""
         outputs = self.outputs(run, run.examples.sources, run.context.generation)
-        score = RougeScore()
         rows = run.rows
-        score.add(rows.columns["target"], outputs)
-        percentages = {name: [100 * x for x in of] for name, of in score.by_example.items()}
+        score = self.score(rows, outputs)
+        percentages = score.percentages
         resampled = Resampled(mean_scorer(percentages), len(outputs), self.row_name)
         sources = (shorten(source, 200, placeholder=" …") for source in rows.sources)
         samples = [Sample(*each) for each in zip(sources, rows.targets, outputs, strict=True)]
         return Evaluation(score.values(), samples, [score.signature], resampled=resampled)
+
+    def score(self, rows: Any, outputs: Sequence[str]) -> RougeScore:
+        """ROUGE of summaries of the rows."""
+        score = RougeScore()
+        score.add(rows.columns["target"], outputs)
+        return score
 
 
 class SummarizePrompts(Prompted, Summarize):  # type: ignore[misc]

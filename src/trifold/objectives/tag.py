@@ -369,6 +369,22 @@ class TagWords(LabelledObjective):
             choose_tags(classes, firsts, self.config.labels)
             for classes, firsts in zip(run.by_row("classes"), examples.firsts, strict=True)
         ]
+        values, lines = self.score_tags(references, predictions)
+        words = run.rows.columns["words"]
+        probabilities = run.by_row("confidences")
+        confidences = []
+        samples = []
+        for row in run.sample_rows:
+            firsts = [first for first in examples.firsts[row] if first >= 0]
+            confidences.append(float(probabilities[row][firsts].prod()))
+            samples.append(self._sample(words[row], references[row], predictions[row]))
+        resampled = self.resampled_tags(references, predictions)
+        return Evaluation(values, samples, lines, confidences, resampled)
+
+    def score_tags(
+        self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+    ) -> tuple[dict[str, float], list[str]]:
+        """The scores of the tags of sentences, and a line for each with its signature."""
         pairs = list(zip(chain(*references), chain(*predictions), strict=True))
         values = {"accuracy": 100 * sum(one == other for one, other in pairs) / len(pairs)}
         lines = [f"accuracy of {len(pairs):,} tags = {values['accuracy']:.2f}"]
@@ -380,18 +396,9 @@ class TagWords(LabelledObjective):
             values = {name: of_entities[name] for name in names} | values
             types = {f"entities|{entities.signature}": values} | entities.by_type()
             lines += [_describe_scores(name, scores) for name, scores in types.items()]
-        words = run.rows.columns["words"]
-        probabilities = run.by_row("confidences")
-        confidences = []
-        samples = []
-        for row in run.sample_rows:
-            firsts = [first for first in examples.firsts[row] if first >= 0]
-            confidences.append(float(probabilities[row][firsts].prod()))
-            samples.append(self._sample(words[row], references[row], predictions[row]))
-        resampled = self._resampled_tags(references, predictions)
-        return Evaluation(values, samples, lines, confidences, resampled)
+        return values, lines
 
-    def _resampled_tags(
+    def resampled_tags(
         self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
     ) -> Resampled:
         """The scores of some of the sentences."""

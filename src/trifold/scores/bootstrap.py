@@ -60,13 +60,22 @@ def score_intervals(
     resampled: Resampled, samples: int = FEWER_RESAMPLES, seed: int = 12345
 ) -> dict[str, tuple[float, float]]:
     """The 95 % confidence interval of each score, from `samples` resamples."""
-    drawn = _resamples(resampled.examples, samples, seed)
-    scores = [resampled.scorer(rows) for rows in drawn]
     intervals = {}
-    for name in scores[0]:
-        low, high = np.quantile([values[name] for values in scores], (0.025, 0.975)).tolist()
+    for name, values in resampled_scores(resampled, samples, seed).items():
+        low, high = np.quantile(values, (0.025, 0.975)).tolist()
         intervals[name] = (low, high)
     return intervals
+
+
+def resampled_scores(
+    resampled: Resampled, samples: int = FEWER_RESAMPLES, seed: int = 12345
+) -> dict[str, NDArray[np.float64]]:
+    """(samples,) the values of each score. Systems with as many examples have the same
+    resamples.
+    """
+    drawn = _resamples(resampled.examples, samples, seed)
+    scores = [resampled.scorer(rows) for rows in drawn]
+    return {name: np.array([values[name] for values in scores]) for name in scores[0]}
 
 
 def _resamples(examples: int, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:

@@ -70,6 +70,11 @@ class RougeScore:
             for name, value in best.items():
                 self.by_example[name].append(value)
 
+    @property
+    def percentages(self) -> dict[str, list[float]]:
+        """The F1 of each example in percent."""
+        return {name: [100 * x for x in of] for name, of in self.by_example.items()}
+
     def values(self) -> dict[str, float]:
         """rouge1, rouge2 and rougeL, in percent."""
         return {name: 100 * sum(of) / max(len(of), 1) for name, of in self.by_example.items()}

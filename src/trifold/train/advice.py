@@ -532,9 +532,16 @@ def count_rows(data: Any) -> int | None:
 
 
 def finished_run(
-    data: TrainingData, folder: RunFolder, progress: TrainingProgress, stopped_by: str
+    data: TrainingData,
+    folder: RunFolder,
+    progress: TrainingProgress,
+    stopped_by: str,
+    *,
+    is_compared: bool = False,
 ) -> FinishedRun:
-    """The facts of a run of which this process has the data."""
+    """The facts of a run of which this process has the data. is_compared: whether there is advice
+    about baselines, one of which is the constant answer.
+    """
     curve = read_curve(folder.below(folder.metrics))
     valid = data.bundle.valid
     count = count_rows(valid)
@@ -545,7 +552,9 @@ def finished_run(
     if progress.best.loss is not None:
         loss = progress.best.loss
     objective = data.objective
-    constant = objective.constant_answer(data.valid)
+    constant = None
+    if not is_compared:
+        constant = objective.constant_answer(data.valid)
     return FinishedRun(
         recipe=data.recipe,
         folder=shlex.quote(str(folder.path)),

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from trifold import fast
+from trifold.baselines.stored import read_comparison
 from trifold.data.frames import data_overrides
 from trifold.errors import UsageError
 from trifold.folders import AnyPath, UntrustedPath, named
@@ -28,6 +29,7 @@ from trifold.installation import install_command
 from trifold.recipe import Recipe, TrainSettings, is_run, load_recipe
 from trifold.train import checkpoint
 from trifold.train.advice import advise_run, finished_run
+from trifold.train.baseline_advice import advise_baselines
 from trifold.train.checkpoint import BestValidation
 from trifold.train.data import RankShare, TrainingData, iterate_batches, take_share
 from trifold.train.device import agree_on_options, find_machine, keep_freed_memory
@@ -194,13 +196,20 @@ def _train_session(session: TrainingSession) -> Outcome:
             log.event(end.step, "interrupted", signal=session.stop.name)
     ranks.first(folder.record_end, end.step, end.seconds, stopped_by)
     advice = list[str]()
+    comparison = None
+    if ranks.is_first:
+        comparison = read_comparison(folder.below(folder.scores))
     if stopped_by == "signal":
         view.end()  # the command is the last line
         view.say(f"stopped at step {end.step:,}; continue with {folder.continue_command}")
     elif end.step == first_step and folder.path.name != PRETRAINED:
         view.say(describe_finished(session.recipe.train, end.step, stopped_by, folder))
     elif ranks.is_first:
-        advice = advise_run(finished_run(session.data, folder, end, stopped_by))
+        rows = session.data.bundle.train
+        advice = advise_baselines(comparison, session.recipe, folder.path, rows)
+        advice += advise_run(
+            finished_run(session.data, folder, end, stopped_by, is_compared=bool(advice))
+        )
     return Outcome(
         folder=folder.path,
         steps=end.step,
@@ -210,6 +219,7 @@ def _train_session(session: TrainingSession) -> Outcome:
         exit_code=session.stop.exit_code,
         best_step=end.best.step,
         advice=advice,
+        comparison=comparison,
     )
 
 
@@ -429,6 +439,7 @@ class Run:
             self.log.event(progress.step, "averaged without", rejected=result.damaged)
         self.view.validated(result)
         named_scores = {f"valid/{name}": value for name, value in result.scores.items()}
+        named_scores |= {f"baseline/{name}": value for name, value in result.baselines.items()}
         self.log(progress.step, {"valid/loss": result.loss, **named_scores})
         if result.best:
             return best, result.scores

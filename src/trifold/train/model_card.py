@@ -11,6 +11,7 @@ import tokenizers
 import torch
 
 import trifold
+from trifold.baselines.comparison import Comparison
 from trifold.data import expand_path
 from trifold.errors import UsageError
 from trifold.hub import resolve
@@ -19,6 +20,7 @@ from trifold.hub.card import (
     CardFile,
     CardScore,
     ModelCard,
+    code,
     describe_base,
     describe_model,
 )
@@ -42,10 +44,12 @@ def run_card(
     folder: RunFolder,
     parameters: int,
     result: Evaluation | None,
+    comparison: Comparison | None = None,
 ) -> ModelCard:
     """The card of the model in the folder of a run, whose config is written.
 
-    result: of the validation that chose the weights; None if there was none.
+    result: of the validation that chose the weights; None if there was none. comparison: of the
+    scores of that validation with those of baselines.
     """
     task: Any = recipe.task.evaluated
     use = {"pipeline_tag": task.pipeline_tag}
@@ -56,7 +60,7 @@ def run_card(
     scores: list[CardScore] = []
     measured = ""
     if result is not None:
-        scores, measured = _scores(result)
+        scores, measured = _scores(result, comparison)
     return ModelCard(
         **describe_model(folder.model, read_json(folder.below(folder.model) / CONFIG)),
         parameters=parameters,
@@ -86,13 +90,18 @@ def _files(folder: RunFolder) -> Iterator[CardFile]:
             yield CardFile(key, Path(name).name, digest.size, digest.sha256)
 
 
-def _scores(result: Evaluation) -> tuple[list[CardScore], str]:
-    """The scores with their intervals, and a sentence about what they were computed on."""
+def _scores(result: Evaluation, comparison: Comparison | None) -> tuple[list[CardScore], str]:
+    """The scores with their intervals, those of baselines, and a sentence about what they were
+    computed on.
+    """
     intervals: dict[str, tuple[float, float]] = {}
     measured = "Scores of the validation rows."
     resampled = result.resampled
     if resampled is not None and resampled.examples >= FEWEST_EXAMPLES:
-        intervals = score_intervals(resampled, RESAMPLES)
+        if comparison is not None:
+            intervals = comparison.model.intervals
+        else:
+            intervals = score_intervals(resampled, RESAMPLES)
         measured = (
             "Scores of the validation rows; intervals by bootstrap, "
             f"{RESAMPLES:,} resamples of {resampled.examples:,} {resampled.noun}."
@@ -100,15 +109,23 @@ def _scores(result: Evaluation) -> tuple[list[CardScore], str]:
     values = result.scores
     if np.isfinite(result.loss):
         values = values | {"loss": result.loss}
-    rows = []
-    for key, value in values.items():
-        name, number = score_text(key, value).rsplit(" ", 1)
-        interval = ""
-        if key in intervals:
-            low, high = (score_text(key, end).rsplit(" ", 1)[1] for end in intervals[key])
-            interval = f"{low} to {high}"
-        rows.append(CardScore(name, number, interval))
+    rows = [_card_score(key, value, intervals) for key, value in values.items()]
+    if comparison is not None:
+        key = comparison.score
+        for baseline in comparison.baselines:
+            score = _card_score(key, baseline.scores[key], baseline.intervals)
+            rows.append(score._replace(name=f"{score.name} of {code(baseline.name)}"))
     return rows, measured
+
+
+def _card_score(key: str, value: float, intervals: Mapping[str, tuple[float, float]]) -> CardScore:
+    """A score as text, with its interval if there is one."""
+    name, number = score_text(key, value).rsplit(" ", 1)
+    interval = ""
+    if key in intervals:
+        low, high = (score_text(key, end).rsplit(" ", 1)[1] for end in intervals[key])
+        interval = f"{low} to {high}"
+    return CardScore(name, number, interval)
 
 
 def _versions() -> dict[str, str]:

@@ -3,14 +3,16 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from trifold.baselines.comparison import Comparison
 from trifold.errors import wrapped
 from trifold.scores import score_text
 
@@ -57,13 +59,16 @@ class Validated(NamedTuple):
     damaged: Sequence[str] = ()
     # How the weights were chosen, if it is unusual.
     remark: str = ""
+    # The score of each baseline that selects the best weights, by the name of the baseline.
+    baselines: Mapping[str, float] = MappingProxyType({})
 
 
 class Outcome(NamedTuple):
     """How a training ended. `exit_code` is 130 or 143 after a signal.
 
     scores: those of the validation at `best_step`, whose weights are in model/; best_step is 0
-    without a validation. advice: lines about a weak result.
+    without a validation. advice: lines about a weak result. comparison: the scores with their
+    intervals, and those of the baselines; None without a validation.
     """
 
     folder: Path
@@ -74,6 +79,7 @@ class Outcome(NamedTuple):
     exit_code: int
     best_step: int = 0
     advice: Sequence[str] = ()
+    comparison: Comparison | None = None
 
     @property
     def finished(self) -> bool:

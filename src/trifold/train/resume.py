@@ -46,7 +46,7 @@ LABELS = "labels"  # the key of the names of classes or tags in the identity
 FREE: tuple[str, ...] = (
     *("name", "description", "generate", "task.tokenize"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
-    *("train.recompute", "train.samples", "train.steps", "train.sharding"),
+    *("train.baselines", "train.recompute", "train.samples", "train.steps", "train.sharding"),
     *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),
     # Reactions to problems, which may have come up since the run began.
     *(

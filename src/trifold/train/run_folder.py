@@ -67,6 +67,7 @@ class RunFolder:
         self.samples = path / "samples"
         self.metrics = path / "metrics.jsonl"
         self.data = path / "data.json"
+        self.scores = path / "scores.json"
         self.rejected = path / "rejected"
         self._lock = FileLock(path / LOCK)
         self._probe = path / ".writable"

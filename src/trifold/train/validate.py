@@ -7,6 +7,10 @@ import torch
 from torch import Tensor
 
 from trifold import disk
+from trifold.baselines.baseline import Baseline
+from trifold.baselines.comparison import MeasuredBaselines
+from trifold.baselines.stored import save_baselines, write_comparison
+from trifold.baselines.table import fit_baselines
 from trifold.errors import CheckpointError
 from trifold.folders import UntrustedPath
 from trifold.hub.card import write_card
@@ -43,6 +47,7 @@ class Validator:
         model = Transformer(data.config, initialize=False)
         data.objective.add_modules(model)
         self.model = model.to(device).eval()
+        self._baselines: MeasuredBaselines | None = None
 
     def averaged(
         self, step: int, current: dict[str, Tensor]
@@ -94,6 +99,7 @@ class Validator:
         try:
             poll()
             result = data.objective.evaluate(self.model, data.bundle.valid, data.valid, context)
+            baselines = self._measure_baselines(poll)
         except Interrupted:
             if best.score is None:  # there is no other model to use
                 self.save_model(weights, None)
@@ -113,9 +119,29 @@ class Validator:
             list(result.samples[: recipe.train.samples]),
             damaged,
             remark=describe_choice(result, best, is_best=is_best),
+            baselines=baselines.values(),
         )
         best = best.after(step, result.value, result.loss, result.balance, is_best=is_best)
         return validated, best
+
+    def _measure_baselines(self, poll: Callable[[], None]) -> MeasuredBaselines:
+        """The baselines of the task, fitted, saved and measured at the first validation; none if
+        the recipe does not want any.
+        """
+        if self._baselines is not None:
+            return self._baselines
+        data = self.data
+        fitted = list[Baseline]()
+        if data.recipe.train.baselines:
+            fitted = fit_baselines(data.objective, data.bundle.train, data.train, poll)
+        if fitted:
+            save_baselines(self.folder.path, fitted)
+        self._baselines = MeasuredBaselines.on(
+            data.objective, fitted, data.bundle.valid, data.valid
+        )
+        for line in self._baselines.describe():
+            data.report(line)
+        return self._baselines
 
     def _load(self, weights: dict[str, Tensor]) -> None:
         """Copy weights to the model; adapters are added to the matrices that they change."""
@@ -133,7 +159,11 @@ class Validator:
         generation = recipe.generate.model_dump() | dict(self.data.objective.generation)
         self.data.objective.save_model(self.folder.model, self.model, generation)
         self.data.objective.save(self.folder.model)
-        card = run_card(recipe, self.folder, self.model.count_parameters(), result)
+        comparison = None
+        if result is not None and self._baselines is not None:
+            comparison = self._baselines.compare(result)
+        write_comparison(self.folder.scores, comparison)
+        card = run_card(recipe, self.folder, self.model.count_parameters(), result, comparison)
         write_card(self.folder.model, card)
         lora = recipe.train.lora
         if lora is not None:
