@@ -148,11 +148,13 @@ def _cheap_training_runs() -> Iterator[None]:
     """
     from tests.faults.runs import FEW_RESAMPLES
 
+    from trifold.baselines import comparison
     from trifold.train import model_card  # slow to import
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         patch.setattr(model_card, "RESAMPLES", FEW_RESAMPLES)
+        patch.setattr(comparison, "RESAMPLES", FEW_RESAMPLES)
         yield
 
 

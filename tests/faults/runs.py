@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trifold import errors
+from trifold.baselines import comparison
 from trifold.errors import OtherRankError, TrifoldError
 from trifold.train import checkpoint, model_card, train
 from trifold.train.monitor import View
@@ -26,6 +27,7 @@ from trifold.train.monitor import View
 errors.COLUMNS = 100_000  # one line per message, in which the trials find words
 FEW_RESAMPLES = 20  # of the scores in a card; a thousand take as long as the run
 model_card.RESAMPLES = FEW_RESAMPLES
+comparison.RESAMPLES = FEW_RESAMPLES
 # Every key that matters, so that the shipped recipe may change.
 TINY: dict[str, Any] = {
     "model.norm_placement": "post",

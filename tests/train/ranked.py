@@ -26,6 +26,7 @@ from tests.faults.groups import ranked
 from tests.faults.runs import TINY, training
 from tests.train.runs import SAVED_OFTEN
 
+from trifold.baselines import comparison
 from trifold.errors import DataError
 from trifold.objectives.translate import Translate
 from trifold.recipe import load_recipe
@@ -305,7 +306,8 @@ def make_faults() -> None:
 
 def all_resamples(rank: int) -> None:
     """Compute the intervals of a card as a process of torchrun does."""
-    mock.patch.object(model_card, "RESAMPLES", 1_000).start()
+    for module in (comparison, model_card):
+        mock.patch.object(module, "RESAMPLES", 1_000).start()
 
 
 def load_modules() -> None:

@@ -16,8 +16,9 @@ from trifold.baselines.table import evaluated
 from trifold.errors import plural
 from trifold.objectives.evaluation import Evaluation
 from trifold.scores import DIGITS, score_name
-from trifold.scores.bootstrap import FEWER_RESAMPLES, Resampled, resampled_scores
+from trifold.scores.bootstrap import Resampled, resampled_scores
 
+RESAMPLES = 1_000  # as a model is compared after each best validation
 FEWEST_ROWS = 2  # that can be resampled
 MIDDLE = (0.025, 0.975)  # of the resamples: the 95 % interval
 LOSS = "loss"
@@ -75,9 +76,12 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """All scores in a line, and what the baselines were fitted on, if not on all rows."""
+        what = f"{score_name(self.score)} of {self.count:,} {self.noun}"
+        if not self.baselines:
+            value = self.model.describe(self.score)
+            return [f"{what}: {value} (95 %)"]
         parts = [f"{each.name}: {each.describe(self.score)}" for each in self.baselines]
         parts.append(f"this model: {self.model.describe(self.score)}")
-        what = f"{score_name(self.score)} of {self.count:,} {self.noun}"
         return [f"{what}: {'; '.join(parts)}"]
 
     def as_json(self) -> dict[str, Any]:
@@ -201,8 +205,17 @@ class MeasuredBaselines:
         return Comparison(key, resampled.examples, resampled.noun, model, tuple(baselines))
 
 
+def compare_texts(key: str, scores: dict[str, float], resampled: Resampled) -> Comparison | None:
+    """The interval of a score of texts, which have no baselines; None if it cannot be resampled."""
+    if resampled.examples < FEWEST_ROWS or key not in scores:
+        return None
+    of_model = _Resampled(scores, _draws(resampled))
+    model = Measured("this model", scores, of_model.intervals)
+    return Comparison(key, resampled.examples, resampled.noun, model)
+
+
 def _draws(resampled: Resampled) -> dict[str, NDArray[np.float64]]:
     """The scores of resamples, which are the same rows for all that have as many."""
     if resampled.examples < FEWEST_ROWS:
         return {}
-    return resampled_scores(resampled, FEWER_RESAMPLES)
+    return resampled_scores(resampled, RESAMPLES)

@@ -30,12 +30,12 @@ def decode_texts(content: Tensor) -> list[str]:
 
 def overlap_state(overlap: Overlap) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The idf of words."""
-    idf = torch.tensor([*overlap.idf.values()], dtype=torch.float32)
+    idf = torch.tensor([*overlap.idf.values()], dtype=torch.float64)
     return {"texts": overlap.texts}, {"words": encode_texts([*overlap.idf]), "idf": idf}
 
 
 def overlap_of(state: State) -> Overlap:
     """The overlap of `overlap_state`."""
     words = decode_texts(state.tensors["words"])
-    idf = state.tensors["idf"].double().tolist()
+    idf = state.tensors["idf"].tolist()
     return Overlap(dict(zip(words, idf, strict=True)), int(state.values["texts"]))

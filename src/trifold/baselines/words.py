@@ -46,11 +46,14 @@ class WordModel(Baseline):
         return predict_outputs(task, self.model, self.tfidf.transform(rows.texts))
 
     def state(self) -> State:
+        weights = self.model.weights
+        if weights.shape[1] > 1:  # of which the larger logit matters, not the last digits
+            weights = weights.float()
         tensors = {
             "names": encode_texts(self.tfidf.names),
-            "idf": torch.from_numpy(self.tfidf.idf).float(),
-            "weights": self.model.weights.float(),
-            "bias": self.model.bias.float(),
+            "idf": torch.from_numpy(self.tfidf.idf),
+            "weights": weights,
+            "bias": self.model.bias,
         }
         return State({}, tensors)
 
@@ -58,7 +61,7 @@ class WordModel(Baseline):
     def restore(cls, state: State) -> WordModel:
         tensors = state.tensors
         names = decode_texts(tensors["names"])
-        idf = tensors["idf"].double().numpy()
+        idf = tensors["idf"].numpy()
         weights, bias = (tensors[name].double() for name in ("weights", "bias"))
         if idf.shape != (len(names),) or weights.shape != (len(names), *bias.shape):
             raise ValueError("the shapes of the weights do not fit")

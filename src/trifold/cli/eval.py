@@ -304,6 +304,8 @@ def _default_split(recipe: Recipe) -> str:
 
 
 def _score_translations(request: EvalRequest) -> EvalReport:
+    from trifold.baselines.comparison import compare_texts
+    from trifold.scores.bootstrap import Resampled
     from trifold.train.advice import MeasuredScores, advise_scores
 
     settings = score_settings(request)
@@ -325,6 +327,10 @@ def _score_translations(request: EvalRequest) -> EvalReport:
     values_by_name = {name: score.value for name, score in scores.items()}
     measured = MeasuredScores(values_by_name, math.nan, len(outputs), "sentences")
     lines = [str(score) for score in scores.values()]
+    resampled = Resampled(settings.scorer(outputs, pairs.targets), len(outputs), "sentences")
+    if comparison := compare_texts(settings.best_by, values_by_name, resampled):
+        values["comparison"] = comparison.as_json()
+        lines += comparison.lines()
     return EvalReport(seconds, values, lines, [note, *advise_scores(measured)])
 
 
@@ -452,6 +458,7 @@ def validate(request: EvalRequest) -> EvalReport:
     """The loss and the scores of the task of a run."""
     from torch import tensor
 
+    from trifold.cli.baselines import EvaluatedBaselines
     from trifold.cli.report import write_report
     from trifold.generate.decoding import refuse_non_finite
     from trifold.scores import score_text
@@ -474,15 +481,23 @@ def validate(request: EvalRequest) -> EvalReport:
     }
     lines = [f"loss {evaluation.loss:.4f} {task.loss_unit}"]
     lines += [score_text(name, value) for name, value in evaluation.scores.items()]
+    baselines = EvaluatedBaselines(request.model, request.recipe, task)
+    comparison = baselines.compare(rows, examples, evaluation)
+    constant = None
+    if comparison is None or not comparison.rivals:
+        constant = task.constant_answer(examples)
     measured = MeasuredScores(
         evaluation.scores,
         evaluation.loss,
         count_rows(rows),
         task.row_name,
-        task.constant_answer(examples),
+        constant,
     )
+    if comparison is not None:
+        values["comparison"] = comparison.as_json()
+        lines += comparison.lines()
     notes = [*evaluation.signatures, *task.score_notes()]
-    notes += [f"{seconds:.1f} s", *advise_scores(measured)]
+    notes += [f"{seconds:.1f} s", *baselines.notes, *advise_scores(measured)]
     return EvalReport(seconds, values, lines, notes)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from trifold.linear.matrix import Features
 
-TOLERANCE = 1e-3  # of the gradient, as a share of the first one
+TOLERANCE = 1e-4  # of the gradient, as a share of the first one
 STEPS = 50
 DIRECTION_STEPS = 50  # of conjugate gradients
 HALVINGS = 20  # of a step that does not reduce the loss

@@ -65,4 +65,4 @@ def _csr(rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int
     first, second, third = (torch.from_numpy(array) for array in (starts, columns, values))
     with warnings.catch_warnings():  # that sparse tensors are in beta
         warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
-        return torch.sparse_csr_tensor(first, second, third, size=shape)
+        return torch.sparse_csr_tensor(first, second, third, size=shape, check_invariants=False)

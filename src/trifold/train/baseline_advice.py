@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from trifold.baselines.comparison import Comparison, Measured
-from trifold.data import Rows
+from trifold.baselines.table import evaluated
 from trifold.nn.config import REGRESSION
-from trifold.recipe import Recipe
+from trifold.recipe import Recipe, recipe_names
 from trifold.scores import score_name
+from trifold.train.run_folder import RunFolder
 
 # Published checkpoints to start from, by the kind of the task.
 CHECKPOINTS: Mapping[str, str] = {
@@ -21,19 +22,19 @@ SENTENCES = "sentence-transformers/all-MiniLM-L6-v2"  # of embeddings
 
 
 def advise_baselines(
-    comparison: Comparison | None, recipe: Recipe, folder: Path, train: Any = None
+    comparison: Comparison | None, recipe: Recipe, folder: RunFolder, task: Any
 ) -> list[str]:
     """A line that names the best baseline that the model is not clearly ahead of, and what to try,
     with the command; none if it is ahead of all.
 
-    folder: of the run, after which that of the command is named. train: the training rows.
+    folder: of the run, which names its settings and the folder of the command. task: the objective.
     """
     rivals = [] if comparison is None else comparison.rivals
     if comparison is None or not rivals:
         return []
     key = comparison.score
     best = max(rivals, key=lambda rival: rival.scores[key])
-    command = shlex.join(_command(recipe, folder, train))
+    command = shlex.join(_command(recipe, folder, task))
     return [f"advice: {describe_rival(comparison, best)}; try more rows, or `{command}`"]
 
 
@@ -53,12 +54,12 @@ def describe_rival(comparison: Comparison, rival: Measured) -> str:
     return f"this model is not clearly ahead of {rival.name} ({name} {ours} against {found})"
 
 
-def _command(recipe: Recipe, folder: Path, train: Any) -> list[str]:
+def _command(recipe: Recipe, folder: RunFolder, task: Any) -> list[str]:
     """The command of another run that may be ahead."""
-    changes = {name: value for name, value in recipe.overrides.items() if value is not None}
-    if _has_scores_of_pairs(recipe, train):
+    changes = folder.read_changes()
+    if _has_scores_of_pairs(task):
         kept = {name: value for name, value in changes.items() if name.startswith("data.")}
-        return _train("similarity", kept | {"start_from": SENTENCES}, folder)
+        return _train("similarity", kept | {"start_from": SENTENCES}, folder.path)
     base = CHECKPOINTS.get(recipe.task.evaluated.kind, ENCODER)
     if recipe.task.evaluated.kind == "embed":
         base = SENTENCES
@@ -66,14 +67,16 @@ def _command(recipe: Recipe, folder: Path, train: Any) -> list[str]:
         base = "ANOTHER-MODEL"
     # The sizes of the model are those of the checkpoint.
     kept = {name: value for name, value in changes.items() if not name.startswith("model.")}
-    return _train(recipe.name, kept | {"start_from": base}, folder)
+    name = recipe.name
+    if name not in recipe_names():
+        name += ".yaml"
+    return _train(name, kept | {"start_from": base}, folder.path)
 
 
-def _has_scores_of_pairs(recipe: Recipe, train: Any) -> bool:
+def _has_scores_of_pairs(task: Any) -> bool:
     """Whether the rows are pairs of texts with numbers, which embeddings learn as well."""
-    if recipe.task.evaluated.kind != "classify" or recipe.model.problem_type != REGRESSION:
-        return False
-    return isinstance(train, Rows) and any(pair is not None for pair in train.columns["pair"])
+    task = evaluated(task)
+    return getattr(task, "problem", None) == REGRESSION and getattr(task, "pairs", False)
 
 
 def _train(recipe: str, changes: Mapping[str, Any], folder: Path) -> list[str]:

@@ -205,8 +205,8 @@ def _train_session(session: TrainingSession) -> Outcome:
     elif end.step == first_step and folder.path.name != PRETRAINED:
         view.say(describe_finished(session.recipe.train, end.step, stopped_by, folder))
     elif ranks.is_first:
-        rows = session.data.bundle.train
-        advice = advise_baselines(comparison, session.recipe, folder.path, rows)
+        objective = session.data.objective
+        advice = advise_baselines(comparison, session.recipe, folder, objective)
         advice += advise_run(
             finished_run(session.data, folder, end, stopped_by, is_compared=bool(advice))
         )

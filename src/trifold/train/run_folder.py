@@ -262,6 +262,14 @@ class RunFolder:
         """The content of environment.json; empty if it is missing or damaged."""
         return read_object(self.below(self.environment))
 
+    def read_changes(self) -> dict[str, Any]:
+        """The settings that the sessions of the run have changed, by dotted key."""
+        changes = dict[str, Any]()
+        with suppress(AttributeError, TypeError, ValueError):  # environment.json is damaged
+            for session in self.read_environment().get("sessions", []):
+                changes |= session.get("changed", {})
+        return {name: value for name, value in changes.items() if value is not None}
+
     def _write_environment(self, content: Mapping[str, Any], *sessions: Mapping[str, Any]) -> None:
         """Write environment.json with the sessions so far, and further ones."""
         earlier = self.read_environment().get("sessions", [])
