@@ -21,7 +21,7 @@ from tokenizers import (
 )
 
 from trifold import disk
-from trifold.errors import CheckpointError, DataError, UsageError
+from trifold.errors import CheckpointError, DataError, TrifoldError, UsageError
 from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
@@ -50,6 +50,7 @@ from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.templates import template
 from trifold.text.validation import check_post_processor, read_library
 from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
+from trifold.text.word_cache import WordCache, is_worth_a_cache
 
 Segment: TypeAlias = Callable[[str], list[str]]  # text -> pieces
 
@@ -204,6 +205,7 @@ class Tokenizer:
             return self
         ids = self.library.get_vocab(with_added_tokens=True).values()
         fitted = copy.copy(self)
+        vars(fitted).pop("_words", None)  # what it encodes is checked
         fitted._rows = rows
         fitted._outside = frozenset(number for number in ids if number >= rows)
         return fitted
@@ -227,8 +229,39 @@ class Tokenizer:
         """Token ids of every text, without special tokens around it or truncation. Raises DataError
         for non-text.
         """
-        batches = (self._encode(batch, special_in_text, fast=True) for batch in batched(texts))
-        return [encoding.ids for batch in batches for encoding in batch]
+        ids = list[list[int]]()
+        for batch in batched(texts):
+            if self._words is None or special_in_text:
+                ids += (each.ids for each in self._encode(batch, special_in_text, fast=True))
+            else:
+                ids += self._encode_by_words(batch, self._words)
+        return ids
+
+    def _encode_by_words(self, texts: Sequence[str], words: WordCache) -> list[list[int]]:
+        """`encode` of some texts with remembered words."""
+        try:
+            found = words.encode(texts)
+        except (AttributeError, TrifoldError):  # of which the error of a whole text is more exact
+            found = [None] * len(texts)
+        others = [number for number, ids in enumerate(found) if ids is None]
+        if others:
+            whole = self._encode([texts[number] for number in others], False, fast=True)
+            for number, encoding in zip(others, whole, strict=True):
+                found[number] = encoding.ids
+        return [ids for ids in found if ids is not None]
+
+    @cached_property
+    def _words(self) -> WordCache | None:
+        """The ids of words, if the library encodes each alone."""
+        if self._segment is not None or not is_worth_a_cache(self.library):
+            return None
+        return WordCache(self._ids_of_words)
+
+    def _ids_of_words(self, words: Sequence[str]) -> Iterator[list[int] | None]:
+        """The ids of each word; None of one with a piece that is a special token (`_encode`)."""
+        for encoding in self._run(self.library, words, None, fast=True):
+            ids = encoding.ids
+            yield ids if self._forbidden_ids.isdisjoint(ids) else None
 
     def encodings(self, texts: Sequence[str]) -> Iterator[Any]:
         """The library's encodings (`ids`, `word_ids`, `offsets`, …), without special tokens around
