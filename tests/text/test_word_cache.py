@@ -36,7 +36,11 @@ def word_pieces(normalizer: Any = NORMALIZER, splitter: Any = SPLITTER) -> Libra
     return library
 
 
-TOKENIZERS = {**TRAINED, "BERT": Tokenizer(word_pieces())}
+TOKENIZERS = {
+    **TRAINED,
+    "BERT": Tokenizer(word_pieces()),
+    "names as words": Tokenizer(word_pieces(splitter=pre.WhitespaceSplit())),
+}
 REMEMBER = {name for name, each in TOKENIZERS.items() if encodes_words_alone(each.library)}
 
 
@@ -50,7 +54,7 @@ def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tokenizers_that_split_at_white_space_remember_words() -> None:
-    assert {("bpe", True), ("word", False), "BERT"} <= REMEMBER
+    assert {("bpe", True), ("word", False), "BERT", "names as words"} <= REMEMBER
     assert not {("byte-bpe", True), ("char", True)} & REMEMBER
 
 
