@@ -26,10 +26,14 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from tests.faults.groups import ranked
+from tests.hub.gguf.vocabularies import write_model
 
 from trifold.cli import COMMANDS, main
 from trifold.cli.show import find_subject
 from trifold.costs import count_parameters
+from trifold.hub.gguf.architectures import ARCHITECTURES
+from trifold.hub.gguf.blocks import TYPES
+from trifold.hub.gguf.tokenizer import BUILDERS
 from trifold.hub.presets import PRESETS
 from trifold.nn import registry
 from trifold.nn.presets import PRESETS as PAPERS
@@ -77,6 +81,7 @@ SHORTENED = {
     "trifold distill runs/demo": "train.steps=4",
     "trifold train transformer-xl": TINY,
     "trifold train masked data.train": TINY,
+    "trifold train causal start_from=model.gguf": TINY.removeprefix("model.d_model=16 "),
     "trifold train masked start_from": TINY.removeprefix("model.d_model=16 "),
     "trifold study scaling.yaml": (
         "settings.data.train=embedded:smoke settings.data.valid=embedded:smoke settings.data.holdout=0 "
@@ -151,7 +156,7 @@ class Reader:
                 assert re.fullmatch(expected, output.strip(), re.S), (
                     f"{block.place}: {command}\n{output}"
                 )
-            case "python" if block.remark.startswith("file:"):
+            case "python" | "text" if block.remark.startswith("file:"):
                 file = Path(block.remark.removeprefix("file:").strip())
                 file.write_text(block.text, encoding="utf-8", newline="\n")
             case "python":
@@ -246,6 +251,8 @@ def reader(
     "page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name
 )
 def test_commands_of_a_page_work(page: Path, reader: Reader) -> None:
+    if page.name == "gguf.md":
+        write_model(Path("model.gguf"))
     for block in blocks(page):
         reader.follow(block)
 
@@ -362,6 +369,15 @@ def test_parameters_of_the_literature_are_those_of_the_presets() -> None:
         millions = {" M": 1e6, " G": 1e9, " parameters": 1}[unit]
         digits = len(figure.partition(".")[2])
         assert f"{count_parameters(config) / millions:,.{digits}f}" == figure, name
+
+
+def test_the_types_and_architectures_of_gguf_files_are_listed() -> None:
+    page = (ROOT / "docs" / "gguf.md").read_text(encoding="utf-8")
+    first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    listed = {word for cell in first for word in cell.strip().split(", ")}
+    assert not {kind.name for kind in TYPES.values()} - listed
+    assert not ARCHITECTURES.keys() - listed
+    assert not BUILDERS.keys() - listed
 
 
 def test_every_recipe_is_documented() -> None:

@@ -6,7 +6,9 @@ The keys are written as llama.cpp's converter writes them.
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import sentencepiece
@@ -151,3 +153,17 @@ def _named(keys: dict[str, Any]) -> dict[str, Any]:
     return {PREFIX + key: value for key, value in keys.items()} | {
         "tokenizer.chat_template": TEMPLATE
     }
+
+
+def write_model(path: Path) -> None:
+    """A small LLaMA with a byte-level tokenizer as a file."""
+    from tests.hub.gguf.writing import CASES, Types
+
+    case = CASES["llama"]
+    made = byte_level("smollm")
+    case = replace(
+        case,
+        options=case.options | {"vocab_size": made.size, "max_position_embeddings": 128},
+        keys=lambda config: CASES["llama"].keys(config) | made.keys,
+    )
+    case.write(path, case.model(), Types.Q8_0)
