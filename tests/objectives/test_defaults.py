@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import ceil
 
 import pytest
 from tests.recipes import BERT
@@ -49,7 +50,7 @@ def test_sizes_and_steps_follow_the_data(write, lines, repeats, size, positions,
     model, train = recipe.model, recipe.train
     assert (model.d_model, model.n_layers) == size
     assert (model.d_ff, model.n_heads, model.max_positions) == (4 * size[0], 4, positions)
-    every = min(500, max(20, steps // 10))
+    every = min(500, max(20, ceil(steps / 10)))
     assert (train.steps, train.warmup, train.validate_every, train.save_every) == (
         steps,
         steps // 10,

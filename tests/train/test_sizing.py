@@ -14,7 +14,8 @@ from tests.train.runs import RecordingView
 
 from trifold.batches import plan_epoch
 from trifold.hub import read_config
-from trifold.objectives.sizes import EPOCHS, FEWEST_STEPS, MOST_STEPS, positions_for
+from trifold.objectives.plans import MOST_STEPS, NEW
+from trifold.objectives.sizes import positions_for
 from trifold.recipe import load_recipe
 from trifold.text import Tokenizer
 from trifold.train import preparation, train
@@ -65,14 +66,14 @@ def test_ten_epochs_are_ten_epochs(tmp_path, name):
     task, write, rows, lengths = SETS[name]
     data, lines = load(tmp_path, task, write(tmp_path, texts(rows, lengths)))
     train_settings = data.recipe.train
-    expected = EPOCHS
+    expected = NEW.epochs
     # The batches of each epoch differ by the order of rows of equal length.
-    updates = [len(data.plan(data.train, epoch)) for epoch in range(EPOCHS)]
-    if sum(updates) < FEWEST_STEPS:
-        expected = FEWEST_STEPS / updates[0]
+    updates = [len(data.plan(data.train, epoch)) for epoch in range(NEW.epochs)]
+    if sum(updates) < NEW.fewest_steps:
+        expected = NEW.fewest_steps / updates[0]
     assert train_settings.steps <= MOST_STEPS
     total = sum(len(data.plan(data.train, epoch)) for epoch in range(round(expected)))
-    assert abs(train_settings.steps - total) <= max(1, EPOCHS)
+    assert abs(train_settings.steps - total) <= max(1, NEW.epochs)
     assert train_settings.steps / updates[0] == pytest.approx(expected, abs=1 / min(updates))
     tokens = data.recipe.batch.tokens
     assert 512 <= tokens <= 4096
@@ -124,7 +125,7 @@ def test_what_a_user_sets_is_kept(tmp_path, key, value):
     if key == "batch.tokens":
         lengths = data.train.lengths
         updates = len(plan_epoch(lengths, data.batches, seed=data.recipe.train.seed, epoch=0))
-        assert data.recipe.train.steps == max(FEWEST_STEPS, EPOCHS * updates)
+        assert data.recipe.train.steps == max(NEW.fewest_steps, NEW.epochs * updates)
     if key == "model.d_model":
         assert data.config.d_ff == 4 * value
 
@@ -132,7 +133,7 @@ def test_what_a_user_sets_is_kept(tmp_path, key, value):
 def test_accumulated_batches_are_one_update(tmp_path):
     file = table(tmp_path, texts(2_000, [5, 9]))
     data, _ = load(tmp_path, "classify", file, train__accumulate=2)
-    assert data.recipe.train.steps == round(EPOCHS * len(data.plan(data.train, 0)) / 2)
+    assert data.recipe.train.steps == round(NEW.epochs * len(data.plan(data.train, 0)) / 2)
 
 
 # --- runs -----------------------------------------------------------------------------------------

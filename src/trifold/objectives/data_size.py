@@ -24,9 +24,9 @@ LARGE = 20_000_000  # bytes of files from which on only their sizes are read
 LONG_ROW = 512.0  # tokens of a long row of data whose rows are not known
 
 
-def measure_texts(data: Mapping[str, Any], token_bytes: int, kind: str) -> tuple[int, float]:
-    """Estimates of the tokens of the training data, and of a long row. What cannot be read,
-    training reports.
+def measure_texts(data: Mapping[str, Any], token_bytes: int, kind: str) -> tuple[int, float, int]:
+    """Estimates of the tokens of the training data, of a long row, and of the number of rows, 0 if
+    it is not known. What cannot be read, training reports.
 
     data: the group of a recipe. token_bytes: of a token on average. kind: of the task.
     """
@@ -42,8 +42,8 @@ def measure_texts(data: Mapping[str, Any], token_bytes: int, kind: str) -> tuple
     tokens = int(sum(lengths)) or (size or LARGE) // token_bytes
     has_rows = data.get("documents", "line") == "line"
     if not (lengths and has_rows):
-        return tokens, LONG_ROW
-    return tokens, float(np.percentile(lengths, 99))
+        return tokens, LONG_ROW, 0
+    return tokens, float(np.percentile(lengths, 99)), len(lengths)
 
 
 def _iter_rows(source: Any, files: Sequence[str], kind: str) -> Iterator[str]:

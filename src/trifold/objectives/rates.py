@@ -3,6 +3,8 @@
 # Up to this width, a pretrained model learns a task at the rate of new weights: it was trained at
 # that rate on small data, and smaller steps leave it where it is.
 SMALL_WIDTH = 128
+# Low-rank adapters start at no change, and learn at ten times the rate of all weights.
+OF_ADAPTERS = 10
 
 
 def new_rate(d_model: int) -> float:
@@ -10,11 +12,12 @@ def new_rate(d_model: int) -> float:
     return float((4000 * d_model) ** -0.5)
 
 
-def fine_tuning_rate(d_model: int) -> float:
-    """The peak for a model that training starts from.
+def fine_tuning_rate(d_model: int, *, adapters: bool = False) -> float:
+    """The peak for a model that training starts from, or for its low-rank adapters.
 
     Above `SMALL_WIDTH` it falls with the square of the width, 0.0014 · (128 / width)², which gives
     3.9e-5 for BERT-base and 2.2e-5 for BERT-large, between the 2e-5 and 5e-5 of their paper (Devlin
     et al. 2019, appendix A.3), and 3.5e-4 for width 256, where Turc et al. (2019) use 3e-4.
     """
-    return new_rate(d_model) * float(min(1.0, (SMALL_WIDTH / d_model) ** 1.5))
+    rate = new_rate(d_model) * float(min(1.0, (SMALL_WIDTH / d_model) ** 1.5))
+    return OF_ADAPTERS * rate if adapters else rate

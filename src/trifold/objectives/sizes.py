@@ -2,7 +2,8 @@
 
 Before the data has been read its size is estimated (`estimate_sizes`), which `trifold show` prints
 and the tokenizer begins with. Training counts the tokens of the encoded rows (`measure_examples`)
-and computes the same settings from the counts (`sizes_for`, `schedule`).
+and computes the same settings from the counts (`sizes_for`, `schedule`). `plans` has the rules of
+steps and batches.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, settings_class
 from trifold.objectives.batch import Examples
 from trifold.objectives.data_size import measure_texts
+from trifold.objectives.plans import NEW, Plan, plan_for
 from trifold.objectives.rates import fine_tuning_rate, new_rate
 from trifold.predict.answer import MAX_ANSWER_LENGTH
 
@@ -27,9 +29,6 @@ from trifold.predict.answer import MAX_ANSWER_LENGTH
 WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))
 GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 HELD_OUT = 500_000  # most tokens of the held-out tenth
-EPOCHS = 10
-FEWEST_STEPS = 100  # of data that give fewer in so many epochs
-MOST_STEPS = 10_000
 FEWEST_POSITIONS = 64
 MOST_POSITIONS = 512
 ROOM = 1.5  # times the length of a long row, for longer ones that the model is used on
@@ -46,7 +45,7 @@ class DataSize(NamedTuple):
     """The size of training data.
 
     tokens: of all rows. side: of the side that fills the batches, the longer one. longest: of a
-    long row. rows: 0 if they have not been counted.
+    long row. rows: 0 if they are not known.
     """
 
     tokens: int
@@ -56,7 +55,7 @@ class DataSize(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The tokens of a row on average; 0 if the rows have not been counted."""
+        """The tokens of a row on average; 0 if the rows are not known."""
         return self.side / max(1, self.rows) if self.rows else 0.0
 
 
@@ -89,27 +88,34 @@ def sizes_of_student(groups: Groups, student: ModelConfig | None) -> dict[str, d
         "batch": {"tokens": LARGEST_BATCH, **groups["batch"]},
     }
     student = student or ModelConfig.parse({})
-    chosen = estimate_sizes(wrapped, student)
+    chosen = estimate_sizes(wrapped, student, NEW)
     chosen["train"]["learning_rate"] = float(f"{new_rate(student.d_model):.2g}")
     return {name: chosen[name] for name in ("train", "data") if name in chosen}
 
 
-def estimate_sizes(groups: Groups, start: ModelConfig | None) -> dict[str, dict[str, Any]]:
+def estimate_sizes(
+    groups: Groups, start: ModelConfig | None, plan: Plan | None = None
+) -> dict[str, dict[str, Any]]:
     """Settings, by group, for the estimated size of the training data. start: the config of
-    start_from.
+    start_from. plan: by default that of the task.
     """
     data = groups["data"]
+    plan = plan or plan_for(_kind(groups), start)
     of_images: dict[str, Any] = {}
     if _kind(groups) == "images":
         size, of_images = _size_of_images(data, start)
     else:
         size = _estimate_texts(groups)
-    chosen = sizes_for(groups, size, start)
+        if plan.rows is None:  # the examples may be others than the rows
+            size = size._replace(rows=0)
+    chosen = sizes_for(groups, size, start, plan)
     if start is None:
         chosen["model"] |= of_images
-    tokens = chosen["batch"]["tokens"]
-    updates = size.side / (tokens * number_of(groups["train"], "accumulate", 1))
-    chosen["train"] |= schedule(groups, updates)
+    batches = max(
+        size.side / chosen["batch"]["tokens"], size.rows / chosen["batch"].get("rows", inf)
+    )
+    updates = batches / number_of(groups["train"], "accumulate", 1)
+    chosen["train"] |= schedule(groups, updates, plan)
     if data.get("train") and not data.get("valid"):
         chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / size.tokens):.2g}")}
     return chosen
@@ -121,15 +127,16 @@ def _estimate_texts(groups: Groups) -> DataSize:
     token_bytes = 4
     if groups["tokenizer"].get("kind") == "char":
         token_bytes = 1
-    tokens, longest = measure_texts(groups["data"], token_bytes, kind)
+    tokens, longest, rows = measure_texts(groups["data"], token_bytes, kind)
     if kind == "answer":
         longest = MOST_POSITIONS  # of windows; the lines of JSON are no rows
+        rows = 0
     if groups["model"].get("shape") == "decoder":  # which reads both sides of a row
         longest *= 2
     side = tokens
     if reads_sides(groups):
         side //= 2
-    return DataSize(tokens, side, longest)
+    return DataSize(tokens, side, longest, rows)
 
 
 def _size_of_images(
@@ -166,7 +173,7 @@ def _size_of_images(
 
 
 def sizes_for(
-    groups: Groups, size: DataSize, start: ModelConfig | None
+    groups: Groups, size: DataSize, start: ModelConfig | None, plan: Plan
 ) -> dict[str, dict[str, Any]]:
     """Settings of model, batches and learning rate, by group, for the size of the training data.
 
@@ -186,14 +193,14 @@ def sizes_for(
         }
         rate = new_rate(width)
     else:
-        rate = fine_tuning_rate(start.d_model)
+        rate = fine_tuning_rate(start.d_model, adapters=bool(groups["train"].get("lora")))
     of_task = dict[str, Any]()
     if _kind(groups) == "answer" and groups["model"].get("shape") != "decoder":
         of_task["max_answer_length"] = MAX_ANSWER_LENGTH
     return {
         "task": of_task,
         "model": model,
-        "batch": {"tokens": number_of(groups["batch"], "tokens", batch_for(groups, size))},
+        "batch": batches_for(groups, size, plan),
         "train": {"learning_rate": float(f"{rate:.2g}")},
     }
 
@@ -214,6 +221,14 @@ def positions_for(longest: float) -> int:
     return min(MOST_POSITIONS, max(FEWEST_POSITIONS, 1 << int(ROOM * longest).bit_length()))
 
 
+def batches_for(groups: Groups, size: DataSize, plan: Plan) -> dict[str, int]:
+    """Settings of the batches: limits on rows and tokens, or on tokens only."""
+    rows = plan.rows_for(size.rows)
+    if rows is None or "tokens" in groups["batch"]:
+        return {"tokens": number_of(groups["batch"], "tokens", batch_for(groups, size))}
+    return {"tokens": LARGEST_BATCH, "rows": number_of(groups["batch"], "rows", rows)}
+
+
 def batch_for(groups: Groups, size: DataSize) -> int:
     """The tokens of a batch: so few that an epoch has enough updates, but several rows. More for
     few rows would only cost updates.
@@ -225,11 +240,10 @@ def batch_for(groups: Groups, size: DataSize) -> int:
     return ROUNDED * round(tokens / ROUNDED)
 
 
-def schedule(groups: Groups, updates: float) -> dict[str, Any]:
-    """Settings of ten epochs of so many updates, at least 100 and at most 10,000 steps."""
-    steps = min(MOST_STEPS, max(FEWEST_STEPS, round(EPOCHS * updates)))
-    steps = number_of(groups["train"], "steps", steps)
-    every = min(steps, 500, max(20, steps // 10))
+def schedule(groups: Groups, updates: float, plan: Plan) -> dict[str, Any]:
+    """Settings of the steps for so many updates of an epoch."""
+    steps = number_of(groups["train"], "steps", plan.steps_for(updates))
+    every = plan.interval(steps)
     return {
         "steps": steps,
         "warmup": steps // 10,

@@ -166,7 +166,7 @@ def _usual_rate(run: FinishedRun) -> float:
     width = run.recipe.model.d_model
     if run.recipe.start_from is None:
         return new_rate(width)
-    return fine_tuning_rate(width)
+    return fine_tuning_rate(width, adapters=run.recipe.train.lora is not None)
 
 
 def _is_flat(run: FinishedRun) -> bool:

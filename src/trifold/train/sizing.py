@@ -12,6 +12,7 @@ from typing import Any
 from trifold.batches import BatchSettings, Blocks, plan_epoch
 from trifold.objectives.batch import Examples
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
+from trifold.objectives.plans import NEW, plan_for
 from trifold.objectives.scheduled_sampling import fitting_k
 from trifold.objectives.sizes import MOST_POSITIONS, measure_examples, schedule, sizes_for
 from trifold.recipe import Recipe, load_recipe, with_values
@@ -63,7 +64,7 @@ def size_model(
     bundle = build(replace(context, model=model, report=report, is_counted=True))
     if not bundle.objective.fills_width:
         size = measure_examples(bundle.objective.examples(bundle.train))
-        recipe = _with_chosen(recipe, keys, sizes_for(_groups(recipe), size, None))
+        recipe = _with_chosen(recipe, keys, sizes_for(_groups(recipe), size, None, NEW))
     return recipe, replace(context, model=recipe.model, report=report.again)
 
 
@@ -74,13 +75,15 @@ def size_steps(
     that follow from them. limit: the longest row that the model reads.
     """
     groups = _groups(recipe)
-    sizes = sizes_for(groups, measure_examples(examples), recipe.model)
+    start = recipe.model if recipe.start_from is not None else None
+    plan = plan_for(recipe.task.kind, start)
+    sizes = sizes_for(groups, measure_examples(examples), start, plan)
     if objective.gathers:  # every row of a batch is compared with the others
         sizes["batch"]["tokens"] = BatchSettings().tokens
-    recipe = _with_chosen(recipe, ["batch.tokens"], sizes)
+    recipe = _with_chosen(recipe, ["batch.tokens", "batch.rows"], sizes)
     updates = count_batches(recipe, examples, limit) / recipe.train.accumulate
     of_task = objective.counted_settings(examples)
-    chosen = {"train": schedule(groups, updates), "task": of_task}
+    chosen = {"train": schedule(groups, updates, plan), "task": of_task}
     keys = [f"{group}.{key}" for group, settings in chosen.items() for key in settings]
     recipe = _with_chosen(recipe, keys, chosen)
     kept = {key: recipe.value(f"task.{key}") for key in of_task}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from trifold.batches import Blocks
+from trifold.objectives.plans import NEW, plan_for
 from trifold.recipe import Recipe, with_values
 from trifold.train.data import RankShare, TrainingData, iterate_batches, take_share
 from trifold.train.device import Machine
@@ -29,7 +30,8 @@ MOST_TIMED = 0.05  # of the minutes, which timing may take
 VALIDATIONS = 10  # at most
 SHARE_OF_VALIDATIONS = 0.25  # of the minutes, at most
 USED = 0.8  # of the minutes; the rest is for checkpoints, and for other programs
-# Shares of the steps for the size of the data, about ten epochs, below which a model is weak.
+# Shares of the steps for the size of the data below which a model is weak. The second is that of
+# ten epochs.
 ENOUGH = 0.5
 ENOUGH_PRETRAINED = 0.3
 MIN_STEPS = 2  # a single one has the rate at the end of a decay, 0
@@ -72,11 +74,11 @@ def describe_fit(recipe: Recipe, steps: Mapping[str, int]) -> str:
 
 def describe_shortage(recipe: Recipe, steps: int) -> str:
     """A warning if the steps that fit into the minutes are too few of those for the size of the
-    data: about five epochs of new weights, and three of others. Empty if they are enough.
+    data: about five epochs of new weights, and two or three of others. Empty if they are enough.
     """
     minutes = recipe.train.minutes
     enough = ENOUGH
-    if recipe.start_from is not None:
+    if recipe.start_from is not None and plan_for(recipe.task.kind, recipe.model) is NEW:
         enough = ENOUGH_PRETRAINED
     if minutes is None or steps >= enough * recipe.train.steps:
         return ""
