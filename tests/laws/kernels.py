@@ -75,10 +75,20 @@ def kernels() -> tuple[list[Site], list[str]]:
     """Where kernels are called, and the names of all kernels with their precisions."""
     sites, expected = list[Site](), list[str]()
     for name, found in _found():
+        if name == "encoder_block.encoder_block" and not _has_instructions():
+            continue
         sites += found
         expected += [f"{name} {each}" for each in PRECISIONS.get(name.split(".", 1)[-1], TYPES)]
     sites_of_steps, names = _instructions()
     return sites + sites_of_steps, expected + names
+
+
+def _has_instructions() -> bool:
+    """Whether this processor can run the loops of blocks."""
+    from trifold.fast import compiled_block
+    from trifold.fast.encoder_block import has_instructions
+
+    return compiled_block() is not None and has_instructions()
 
 
 def _modules() -> list[ModuleType]:

@@ -36,7 +36,7 @@ def _versions() -> dict[str, Callable[..., Any]]:
     """The functions of these modules that have the name of a plain operation."""
     functions: dict[str, Any] = {}
     modules = ("layers", "int8_linear", "attention", "cross_entropy", "packed_encoder")
-    for module in (*modules, "decoding_step"):
+    for module in (*modules, "encoder_block", "decoding_step"):
         functions |= vars(import_module(f"{__name__}.{module}"))
     return {name: functions[name] for name in ops.PLAIN}
 
@@ -79,9 +79,10 @@ def _compiled(name: str) -> Any:
         return None
 
 
-# The modules of training loops, and of what executes decoding steps; None if Numba is not
-# installed.
+# The modules of training loops, of loops for blocks of encoders, and of what executes decoding
+# steps; None if Numba is not installed.
 compiled_loops = partial(_compiled, "loops")
+compiled_block = partial(_compiled, "block_loops")
 compiled_interpreter = partial(_compiled, "machine_code")
 
 

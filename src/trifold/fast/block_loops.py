@@ -1,0 +1,540 @@
+"""A whole block of an encoder as one compiled function: attention and a feed-forward network.
+
+It reads and writes states of packed rows in fp32 or bf16 and multiplies with weights in fp32, bf16
+or int8. Between the matmuls nothing leaves the second-level cache: the rows are computed in chunks,
+and what follows a matmul (bias, GELU, sum, norm, quantization) reads its sums from a tile of a few
+rows. Sums, norms and softmax are in fp32; queries, keys, values and attention weights in the type
+of the states.
+
+With int8 weights, each row that enters a matmul is quantized to bytes: x ≈ (byte - zero) · scale.
+
+All functions are compiled into one. A is the type of the rows that enter a matmul: bytes, bf16
+(uint16) or fp32.
+"""
+
+from __future__ import annotations
+
+from functools import cache, wraps
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from trifold.fast.lanes import (
+    LANES,
+    exp2,
+    fill,
+    finish,
+    first_lanes,
+    gelu,
+    largest_of,
+    load,
+    load_float,
+    maximum,
+    minimum,
+    multiply_add,
+    new_tile,
+    place,
+    smallest_of,
+    store,
+    store_byte,
+    store_float,
+    store_pairs,
+    sum_of,
+)
+from trifold.fast.loops import Array, F
+
+OPTIONS = {"nogil": True, "error_model": "numpy"}
+# A function of its own in the machine code, which only other functions here call.
+function = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# Part of what calls it.
+inline = njit(**OPTIONS, inline="always")
+
+
+def by_type(choose: Any) -> Any:
+    """`loops.by_type` whose functions may call functions of their own: those that are part of their
+    callers may not, if Numba is to keep the result on disk.
+    """
+
+    @wraps(choose)
+    def chosen(*arguments: Any) -> Any:
+        raise NotImplementedError("for compiled code only")
+
+    overload(chosen, strict=False, jit_options=OPTIONS)(choose)
+    return chosen
+
+
+ROWS, VECTORS = 12, 2  # of a tile of a matmul with weights: 24 of the 32 registers hold its sums
+COLUMNS = VECTORS * LANES
+QUERIES = 8  # of a tile of scores
+CHUNK_ROWS = 192  # of all rows of text in a chunk, if they are not longer
+INNER_ROWS = 48  # whose inner activations of the feed-forward network are in memory at a time
+STEPS = 253  # of the range of a row, two less than there are numbers, which rounding may exceed
+
+
+class Weight(NamedTuple):
+    """A matrix (N, K) for tiles, and what its products are finished with.
+
+    words: (tiles, words of a row, COLUMNS), 0 beyond N. bias: (N,). Of int8 also scales (N,), sums
+    (N,) of the values of each row, and factors (K,) of the inputs; otherwise, or if there are none,
+    empty.
+    """
+
+    words: Array
+    bias: Array
+    scales: Array
+    sums: Array
+    factors: Array
+
+
+class Norm(NamedTuple):
+    """Weight and bias (E,)."""
+
+    weight: Array
+    bias: Array
+
+
+class Block(NamedTuple):
+    """The weights of a block. qkv: the matrices of queries, keys and values, one below the other."""
+
+    qkv: Weight
+    out: Weight
+    inner: Weight
+    outer: Weight
+    first_norm: Norm
+    second_norm: Norm
+
+
+class Memory(NamedTuple):
+    """What a chunk needs; R rows, with those of an incomplete tile.
+
+    entering: (R, E) of A; scales and zeros: (R,) of its rows. qkv: (R, 3·E), and its words.
+    heads: (R, E) the output of attention. sums: (R, E) fp32. row: (E or d_ff,) fp32. tile: of the
+    sums of a matmul. activated: (INNER_ROWS, d_ff) fp32, only of int8. inner: (INNER_ROWS, d_ff) of
+    A. keys, values, scores, weights, totals: of one head.
+    """
+
+    entering: Array
+    scales: Array
+    zeros: Array
+    qkv: Array
+    qkv_words: Array
+    heads: Array
+    sums: Array
+    row: Array
+    tile: Array
+    activated: Array
+    inner: Array
+    keys: Array
+    values: Array
+    scores: Array
+    weights: Array
+    totals: Array
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@inline
+def copy_row(x: Any, row: int, out: Any) -> None:
+    """Row x[row] (E,) -> (E,) in fp32 at the address out."""
+    for j in range(0, x.shape[1], LANES):
+        store_float(out + 4 * j, load(x, place(x, row, j)))
+
+
+@function
+def normalize(x: Any, norm: Any, epsilon: Any, out: Any) -> None:
+    """(x - mean) / √(variance + ε) · weight + bias, of rows (E,) at addresses in fp32."""
+    width = norm.weight.shape[0]
+    total = fill(F(0))
+    for j in range(0, width, LANES):
+        total = total + load_float(x + 4 * j)
+    mean = fill(sum_of(total) / F(width))
+    total = fill(F(0))
+    for j in range(0, width, LANES):
+        difference = load_float(x + 4 * j) - mean
+        total = multiply_add(difference, difference, total)
+    inverse = fill(F(1) / np.sqrt(sum_of(total) / F(width) + epsilon))
+    weight = norm.weight.ctypes.data
+    bias = norm.bias.ctypes.data
+    for j in range(0, width, LANES):
+        normed = (load_float(x + 4 * j) - mean) * inverse
+        y = multiply_add(normed, load_float(weight + 4 * j), load_float(bias + 4 * j))
+        store_float(out + 4 * j, y)
+
+
+@function
+def quantize_row(x: Any, width: int, factors: Any, out: Any) -> Any:
+    """x (width,) fp32 at an address, times the factors, if any, ≈ (out - zero) · scale with bytes
+    at the address out. Changes x. Returns scale and zero; the scale is NaN if x contains NaN or
+    infinity.
+    """
+    low = fill(F(0))
+    high = fill(F(0))
+    check = fill(F(0))  # NaN if a number is NaN or infinite
+    for j in range(0, width, LANES):
+        value = load_float(x + 4 * j)
+        if factors.shape[0]:
+            value = value * load_float(factors.ctypes.data + 4 * j)
+            store_float(x + 4 * j, value)
+        low = minimum(low, value)
+        high = maximum(high, value)
+        check = multiply_add(value, fill(F(0)), check)
+    lowest = smallest_of(low)
+    scale = (largest_of(high) - lowest) / F(STEPS) + sum_of(check)
+    factor = F(1) / scale if scale > F(1e-32) else F(0)
+    zero = np.floor(F(0.5) - lowest * factor)
+    for j in range(0, width, LANES):
+        steps = multiply_add(load_float(x + 4 * j), fill(F(factor)), fill(F(zero)))
+        store_byte(out + j, steps)
+    return scale, F(zero)
+
+
+@by_type
+def enter(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) -> Any:
+    """Store x (E,), fp32 at an address, as rows[row]; bytes with scale and zero. Changes x."""
+    if rows.dtype == types.uint8:
+
+        def quantized(
+            rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any
+        ) -> None:
+            scales[row], zeros[row] = quantize_row(x, rows.shape[1], factors, place(rows, row, 0))
+
+        return quantized
+
+    def rounded(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) -> None:
+        for j in range(0, rows.shape[1], LANES):
+            store(rows, place(rows, row, j), load_float(x + 4 * j))
+
+    return rounded
+
+
+# --- matmuls --------------------------------------------------------------------------------------
+
+weight_tile = new_tile(ROWS, VECTORS)
+score_tile = new_tile(QUERIES, 1)
+
+
+@inline
+def keep_outputs(rows: Any, y: Any, target: Any, row: int, column: int, other: Any) -> None:
+    """target = y."""
+    store(target, place(target, row, column), y)
+
+
+@inline
+def keep_sum(rows: Any, y: Any, target: Any, row: int, column: int, other: Any) -> None:
+    """target = other + y."""
+    store(target, place(target, row, column), load(other, place(other, row, column)) + y)
+
+
+@inline
+def keep_gelu(rows: Any, y: Any, target: Any, row: int, column: int, other: Any) -> None:
+    """target = GELU(y)."""
+    store(target, place(target, row, column), gelu(rows, y))
+
+
+def _new_multiply(keep: Any) -> Any:
+    """A function of its own for each way to keep 16 outputs."""
+
+    @function
+    def multiply(
+        rows: Any, count: int, weight: Any, memory: Any, target: Any, other: Any
+    ) -> None:
+        """The first `count` rows times a weight."""
+        outputs = weight.bias.shape[0]
+        words = weight.words.shape[1]
+        stride = rows.shape[1] * rows.itemsize
+        tile = memory.tile.ctypes.data
+        for number in range(weight.words.shape[0]):
+            b = weight.words.ctypes.data + number * words * 4 * COLUMNS
+            for start in range(0, count, ROWS):
+                weight_tile(rows, place(rows, start, 0), stride, b, words, tile, 4 * COLUMNS)
+                for column in range(number * COLUMNS, min((number + 1) * COLUMNS, outputs), LANES):
+                    bias = weight.bias.ctypes.data + 4 * column
+                    scales = weight.scales.ctypes.data + 4 * column
+                    totals = weight.sums.ctypes.data + 4 * column
+                    for row in range(start, min(start + ROWS, count)):
+                        sums = tile + 4 * ((row - start) * COLUMNS + column - number * COLUMNS)
+                        scale = memory.scales[row]
+                        zero = memory.zeros[row]
+                        y = finish(rows, sums, bias, scale, zero, scales, totals)
+                        keep(rows, y, target, row, column, other)
+
+    return multiply
+
+
+multiply = _new_multiply(keep_outputs)
+multiply_add_to = _new_multiply(keep_sum)
+multiply_gelu = _new_multiply(keep_gelu)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+@function
+def pack_keys(words: Any, start: int, length: int, first: int, memory: Any) -> None:
+    """Keys of a head, words (R, …) from column `first` on -> memory.keys (blocks of 16 keys, words
+    of a key, 16); 0 beyond the length.
+    """
+    width = memory.keys.shape[1]
+    for key in range(-(-length // LANES) * LANES):
+        block = key // LANES
+        lane = key % LANES
+        if key < length:
+            row = words[start + key]
+            for word in range(width):
+                memory.keys[block, word, lane] = row[first + word]
+        else:
+            for word in range(width):
+                memory.keys[block, word, lane] = 0
+
+
+@by_type
+def pack_values(qkv: Any, start: Any, length: Any, first: Any, memory: Any) -> Any:
+    """Values of a head, qkv (R, …) from column `first` on -> memory.values (blocks of 16 columns,
+    words of all keys, 16).
+    """
+    if qkv.dtype == types.uint16:
+
+        def pairs(qkv: Any, start: Any, length: Any, first: Any, memory: Any) -> None:
+            values = memory.values
+            for pair in range((length + 1) // 2):
+                key = start + 2 * pair
+                other = key + 1 if 2 * pair + 1 < length else key  # its weight is 0
+                for block in range(values.shape[0]):
+                    column = first + LANES * block
+                    target = values.ctypes.data + 4 * LANES * (block * values.shape[1] + pair)
+                    store_pairs(target, place(qkv, key, column), place(qkv, other, column))
+
+        return pairs
+
+    def single(qkv: Any, start: Any, length: Any, first: Any, memory: Any) -> None:
+        values = memory.values
+        for key in range(length):
+            for block in range(values.shape[0]):
+                target = values.ctypes.data + 4 * LANES * (block * values.shape[1] + key)
+                source = place(qkv, start + key, first + LANES * block)
+                store_float(target, load_float(source))
+
+    return single
+
+
+@function
+def softmax(memory: Any, row: int, length: int, scale: Any) -> None:
+    """memory.weights[row] = exp(scale · (scores[row] - their maximum)), 0 beyond the length, and
+    memory.totals[row] their sum.
+    """
+    scores = place(memory.scores, row, 0)
+    vectors = -(-length // LANES)
+    last = scores + 4 * LANES * (vectors - 1)
+    real = length - LANES * (vectors - 1)
+    store_float(last, first_lanes(load_float(last), real, fill(F(-np.inf))))
+    highest = load_float(scores)
+    for vector in range(1, vectors):
+        highest = maximum(highest, load_float(scores + 4 * LANES * vector))
+    shift = fill(-scale * largest_of(highest))
+    total = fill(F(0))
+    for vector in range(vectors):
+        power = multiply_add(load_float(scores + 4 * LANES * vector), fill(scale), shift)
+        weight = exp2(power)
+        if vector == vectors - 1:
+            weight = first_lanes(weight, real, fill(F(0)))
+        total = total + weight
+        store(memory.weights, place(memory.weights, row, LANES * vector), weight)
+    memory.totals[row] = sum_of(total)
+
+
+@function
+def attend(memory: Any, start: int, length: int, heads: int, out: Any) -> None:
+    """Attention of one row of text, `length` rows of memory.qkv from `start` on -> out."""
+    qkv = memory.qkv
+    width = qkv.shape[1] // 3
+    head_width = width // heads
+    words = memory.keys.shape[1]
+    words_of_row = memory.qkv_words.shape[1] // 3
+    stride = qkv.shape[1] * qkv.itemsize
+    stride_of_scores = 4 * memory.scores.shape[1]
+    stride_of_weights = memory.weights.shape[1] * memory.weights.itemsize
+    words_of_weights = (length * qkv.itemsize + 3) // 4
+    scale = F(1.4426950408889634) / np.sqrt(F(head_width))
+    tile = memory.tile.ctypes.data
+    for head in range(heads):
+        pack_keys(memory.qkv_words, start, length, words_of_row + head * words, memory)
+        pack_values(qkv, start, length, 2 * width + head * head_width, memory)
+        for query in range(0, length, QUERIES):
+            count = min(QUERIES, length - query)
+            queries = place(qkv, start + query, head * head_width)
+            for block in range(-(-length // LANES)):
+                keys = memory.keys.ctypes.data + 4 * LANES * block * words
+                scores = memory.scores.ctypes.data + 4 * LANES * block
+                score_tile(qkv, queries, stride, keys, words, scores, stride_of_scores)
+            for row in range(count):
+                softmax(memory, row, length, scale)
+            for block in range(head_width // LANES):
+                values = memory.values.ctypes.data + 4 * LANES * block * memory.values.shape[1]
+                weights = memory.weights.ctypes.data
+                score_tile(
+                    qkv, weights, stride_of_weights, values, words_of_weights, tile, 4 * LANES
+                )
+                column = head * head_width + LANES * block
+                for row in range(count):
+                    y = load_float(tile + 4 * LANES * row) * fill(F(1) / memory.totals[row])
+                    store(out, place(out, start + query + row, column), y)
+
+
+# --- a block --------------------------------------------------------------------------------------
+
+
+@by_type
+def enter_outputs(entering: Any, count: Any, x: Any, factors: Any, memory: Any) -> Any:
+    """The outputs x of attention or of an activation -> entering: the same memory except for bytes,
+    which are made from fp32.
+    """
+    if entering.dtype == types.uint8:
+
+        def quantized(entering: Any, count: Any, x: Any, factors: Any, memory: Any) -> None:
+            for row in range(count):
+                enter(entering, row, place(x, row, 0), factors, memory.scales, memory.zeros)
+
+        return quantized
+    return lambda entering, count, x, factors, memory: None
+
+
+@function
+def _attention(x: Any, starts: Any, block: Any, heads: int, is_pre: bool, epsilon: Any, memory: Any) -> None:
+    """memory.sums = x + attention of the rows of text that start at starts[:-1], of a chunk."""
+    count = x.shape[0]
+    row_address = memory.row.ctypes.data
+    for row in range(count):
+        copy_row(x, row, row_address)
+        if is_pre:
+            normalize(row_address, block.first_norm, epsilon, row_address)
+        enter(memory.entering, row, row_address, block.qkv.factors, memory.scales, memory.zeros)
+    multiply(memory.entering, count, block.qkv, memory, memory.qkv, memory.qkv)
+    for number in range(starts.shape[0] - 1):
+        start = starts[number] - starts[0]
+        attend(memory, start, starts[number + 1] - starts[number], heads, memory.heads)
+    enter_outputs(memory.entering, count, memory.heads, block.out.factors, memory)
+    multiply_add_to(memory.entering, count, block.out, memory, memory.sums, x)
+
+
+@function
+def _feed_forward(sums: Any, block: Any, is_pre: bool, epsilon: Any, memory: Any, out: Any) -> None:
+    """The feed-forward network with its residual connection: sums (n, E) fp32, changed -> out
+    (n, E). With norms after the layers, also the norm before it.
+    """
+    count, width = sums.shape
+    row_address = memory.row.ctypes.data
+    for row in range(count):
+        x = place(sums, row, 0)
+        if is_pre:
+            normalize(x, block.second_norm, epsilon, row_address)
+        else:
+            normalize(x, block.first_norm, epsilon, x)
+            copy_row(sums, row, row_address)
+        enter(memory.entering, row, row_address, block.inner.factors, memory.scales, memory.zeros)
+    multiply_gelu(
+        memory.entering, count, block.inner, memory, memory.activated, memory.activated
+    )
+    enter_outputs(memory.inner, count, memory.activated, block.outer.factors, memory)
+    multiply_add_to(memory.inner, count, block.outer, memory, sums, sums)
+    for row in range(count):
+        x = place(sums, row, 0)
+        if not is_pre:
+            normalize(x, block.second_norm, epsilon, x)
+        for j in range(0, width, LANES):
+            store(out, place(out, row, j), load_float(x + 4 * j))
+
+
+@function
+def _run_block(
+    x: Any, starts: Any, block: Any, heads: int, is_pre: bool, epsilon: Any, memory: Any, out: Any
+) -> None:
+    rows = starts.shape[0] - 1
+    first = 0
+    while first < rows:
+        last = first + 1
+        while last < rows and starts[last + 1] - starts[first] <= CHUNK_ROWS:
+            last += 1
+        begin = starts[first]
+        end = starts[last]
+        _attention(
+            x[begin:end], starts[first : last + 1], block, heads, is_pre, epsilon, memory
+        )
+        for start in range(0, end - begin, INNER_ROWS):
+            stop = min(start + INNER_ROWS, end - begin)
+            _feed_forward(
+                memory.sums[start:stop],
+                block,
+                is_pre,
+                epsilon,
+                memory,
+                out[begin + start : begin + stop],
+            )
+        first = last
+    for row in range(starts[rows], x.shape[0]):
+        out[row, :] = 0
+
+
+@inline
+def _pack(weight: Any, out: Any) -> None:
+    rows, words = weight.shape
+    for tile in range(out.shape[0]):
+        for column in range(COLUMNS):
+            row = tile * COLUMNS + column
+            for word in range(words):
+                out[tile, word, column] = weight[row, word] if row < rows else 0
+
+
+# --- compilation ----------------------------------------------------------------------------------
+
+SOURCES = ("block_loops", "lanes", "loops")
+
+
+@cache
+def _source_hash() -> int:
+    key = sha256()
+    for name in SOURCES:
+        key.update((Path(__file__).parent / f"{name}.py").read_bytes())
+    return int(key.hexdigest()[:14], 16)
+
+
+def _compiled(new: Any, source_hash: int) -> Any:
+    """Numba finds what it keeps on disk by this file and by the values in the closure of the
+    function: the hash of all source files.
+    """
+    return njit(**OPTIONS, cache=True)(new(source_hash))
+
+
+def _new_run_block(source_hash: int) -> Any:
+    def run_block(
+        x: Any,
+        starts: Any,
+        block: Any,
+        heads: int,
+        is_pre: bool,
+        epsilon: Any,
+        memory: Any,
+        out: Any,
+    ) -> None:
+        """One block: packed states x (N, E) of rows that start at starts[:-1] -> out (N, E)."""
+        if source_hash != 0:
+            _run_block(x, starts, block, heads, is_pre, epsilon, memory, out)
+
+    return run_block
+
+
+def _new_pack(source_hash: int) -> Any:
+    def pack(weight: Any, out: Any) -> None:
+        """The words (N, W) of a matrix -> tiles (tiles, W, COLUMNS)."""
+        if source_hash != 0:
+            _pack(weight, out)
+
+    return pack
+
+
+run_block = _compiled(_new_run_block, _source_hash())
+pack = _compiled(_new_pack, _source_hash())

@@ -1,0 +1,481 @@
+"""Vectors of 16 numbers for loops of Numba: explicit SIMD, and the inner loop of a matmul.
+
+Numba vectorizes a loop if it can prove that its arrays do not overlap, or checks that each time the
+loop starts. For rows of a few hundred elements that costs as much as the loop. Loops on lanes state
+what is loaded and stored; they need a processor with AVX-512 (`supports_lanes`).
+
+A matmul multiplies words of 32 bits: four int8, two bf16 or one fp32. For each of them the
+processor has one instruction that adds the products of 16 pairs of words to 16 sums.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.core.typing.templates import ConcreteTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, register_model
+
+LANES = 16
+# What the loops need of a processor.
+FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16")
+
+_INT8, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_WORDS = ir.VectorType(_INT32, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+_BYTES = ir.VectorType(_INT8, LANES)
+
+llvm.initialize_native_asmparser()  # of instructions that LLVM has no portable name for
+
+
+class Lanes(types.Type):
+    """16 numbers in fp32, in a register."""
+
+    def __init__(self) -> None:
+        super().__init__("lanes")
+
+
+lanes = Lanes()
+
+
+@register_model(Lanes)
+class LanesModel(models.PrimitiveModel):
+    """Lanes are a vector of LLVM."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _FLOATS)
+
+
+def _constant(kind: ir.VectorType, value: Any) -> ir.Constant:
+    return ir.Constant(kind, [value] * LANES)
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _load(builder: Any, address: Any, kind: Any) -> Any:
+    loaded = builder.load(_pointer(builder, address, kind))
+    loaded.align = 1
+    return loaded
+
+
+def _store(builder: Any, value: Any, address: Any) -> None:
+    stored = builder.store(value, _pointer(builder, address, value.type))
+    stored.align = 1
+
+
+def _call(builder: Any, name: str, result: Any, *values: Any) -> Any:
+    """Call a function of LLVM."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+
+
+def _assembly(builder: Any, text: str, constraints: str, result: Any, *values: Any) -> Any:
+    """One instruction of the processor."""
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(ir.InlineAsm(kind, text, constraints), values)
+
+
+def _splat(builder: Any, value: Any) -> Any:
+    """A vector of 16 times the same value."""
+    kind = ir.VectorType(value.type, LANES)
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(_INT32, 0))
+    return builder.shuffle_vector(first, undefined, _constant(_WORDS, 0))
+
+
+# --- operations on lanes --------------------------------------------------------------------------
+
+Emit = Callable[..., Any]
+
+
+def _operation(result: Any, *arguments: Any) -> Callable[[Emit], Any]:
+    """Decorator: emit(builder, *values) becomes a function for compiled code."""
+
+    def decorate(emit: Emit) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            value = emit(builder, *values)
+            return context.get_dummy_value() if value is None else value
+
+        signature = result(*arguments)
+        if len(arguments) == 1:
+            return intrinsic(lambda typing, a: (signature, generate))
+        if len(arguments) == 2:
+            return intrinsic(lambda typing, a, b: (signature, generate))
+        return intrinsic(lambda typing, a, b, c: (signature, generate))
+
+    return decorate
+
+
+@_operation(lanes, types.float32)
+def fill(builder: Any, x: Any) -> Any:
+    """x in all lanes."""
+    return _splat(builder, x)
+
+
+@_operation(lanes, types.int64)
+def load_float(builder: Any, address: Any) -> Any:
+    """16 fp32 in memory."""
+    return _load(builder, address, _FLOATS)
+
+
+@intrinsic
+def place(typing: Any, array: Any, row: Any, column: Any) -> Any:
+    """The address of array[row, column], a contiguous matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        matrix = context.make_array(array)(context, builder, values[0])
+        columns = builder.extract_value(matrix.shape, 1)
+        index = builder.add(builder.mul(values[1], columns), values[2])
+        size = ir.Constant(_INT64, array.dtype.bitwidth // 8)
+        start = builder.ptrtoint(matrix.data, _INT64)
+        return builder.add(start, builder.mul(index, size))
+
+    return types.int64(array, types.int64, types.int64), generate
+
+
+@intrinsic
+def load(typing: Any, array: Any, address: Any) -> Any:
+    """16 numbers at an address, of the type of an array: fp32 or bf16 (uint16)."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if array.dtype == types.float32:
+            return _load(builder, values[1], _FLOATS)
+        words = builder.zext(_load(builder, values[1], _HALVES), _WORDS)
+        return builder.bitcast(builder.shl(words, _constant(_WORDS, 16)), _FLOATS)
+
+    return lanes(array, types.int64), generate
+
+
+@intrinsic
+def store(typing: Any, array: Any, address: Any, x: Any) -> Any:
+    """Store x at an address in the type of an array, bf16 rounded to nearest, ties to even."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _, place, value = values
+        if array.dtype == types.uint16:
+            half = ir.VectorType(_INT32, LANES // 2)
+            value = _assembly(builder, "vcvtneps2bf16 $1, $0", "=v,v", half, value)
+        _store(builder, value, place)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, lanes), generate
+
+
+@_operation(types.void, types.int64, lanes)
+def store_float(builder: Any, address: Any, x: Any) -> None:
+    """x as 16 fp32."""
+    _store(builder, x, address)
+
+
+@_operation(types.void, types.int64, lanes)
+def store_byte(builder: Any, address: Any, x: Any) -> None:
+    """x, from 0 to 255, as 16 bytes, rounded to nearest: adding 1.5 · 2²³ moves it to the last
+    bits.
+    """
+    moved = builder.bitcast(builder.fadd(x, _constant(_FLOATS, 1.5 * 2.0**23)), _WORDS)
+    _store(builder, builder.trunc(moved, _BYTES), address)
+
+
+@_operation(types.void, types.int64, types.int64, types.int64)
+def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
+    """Two times 16 numbers of 16 bits in memory, in turn."""
+    low, high = (builder.zext(_load(builder, each, _HALVES), _WORDS) for each in (first, second))
+    _store(builder, builder.or_(low, builder.shl(high, _constant(_WORDS, 16))), address)
+
+
+@_operation(lanes, lanes, lanes, lanes)
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c, rounded once."""
+    return _call(builder, "llvm.fma.v16f32", _FLOATS, a, b, c)
+
+
+def _greater(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _less(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+@_operation(lanes, lanes, lanes)
+def maximum(builder: Any, a: Any, b: Any) -> Any:
+    """The larger of a and b; b if either is NaN."""
+    return _greater(builder, a, b)
+
+
+@_operation(lanes, lanes, lanes)
+def minimum(builder: Any, a: Any, b: Any) -> Any:
+    """The smaller of a and b; b if either is NaN."""
+    return _less(builder, a, b)
+
+
+@_operation(lanes, lanes, types.int64, lanes)
+def first_lanes(builder: Any, x: Any, count: Any, other: Any) -> Any:
+    """The first `count` lanes of x, and the rest of other."""
+    numbers = ir.Constant(_WORDS, list(range(LANES)))
+    is_first = builder.icmp_signed("<", numbers, _splat(builder, builder.trunc(count, _INT32)))
+    return builder.select(is_first, x, other)
+
+
+def _reduced(builder: Any, x: Any, combine: Emit) -> Any:
+    """All lanes combined, by halves."""
+    for distance in (8, 4, 2, 1):
+        moved = [(lane + distance) % LANES for lane in range(LANES)]
+        x = combine(builder, x, builder.shuffle_vector(x, x, ir.Constant(_WORDS, moved)))
+    return builder.extract_element(x, ir.Constant(_INT32, 0))
+
+
+@_operation(types.float32, lanes)
+def sum_of(builder: Any, x: Any) -> Any:
+    """The sum of all lanes."""
+    return _reduced(builder, x, lambda builder, a, b: builder.fadd(a, b))
+
+
+@_operation(types.float32, lanes)
+def largest_of(builder: Any, x: Any) -> Any:
+    """The largest lane."""
+    return _reduced(builder, x, _greater)
+
+
+@_operation(types.float32, lanes)
+def smallest_of(builder: Any, x: Any) -> Any:
+    """The smallest lane."""
+    return _reduced(builder, x, _less)
+
+
+def _infer(symbol: Any, emit: Emit) -> None:
+    """An operator of lanes. A template, because it is compiled in less time than an overload."""
+
+    @infer_global(symbol)
+    class OfLanes(ConcreteTemplate):
+        cases: ClassVar = [lanes(lanes, lanes)]
+
+    @lower_builtin(symbol, lanes, lanes)
+    def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return emit(builder, *values)
+
+
+_infer(operator.add, lambda builder, a, b: builder.fadd(a, b))
+_infer(operator.sub, lambda builder, a, b: builder.fsub(a, b))
+_infer(operator.mul, lambda builder, a, b: builder.fmul(a, b))
+_infer(operator.truediv, lambda builder, a, b: builder.fdiv(a, b))
+
+
+# --- functions ------------------------------------------------------------------------------------
+
+
+class _Vector:
+    """Lanes while a function is compiled: operators emit instructions, a number stands for 16."""
+
+    def __init__(self, builder: Any, value: Any) -> None:
+        self.builder = builder
+        self.value = value
+
+    def _new(self, value: Any) -> _Vector:
+        return _Vector(self.builder, value)
+
+    def _of(self, other: _Vector | float) -> Any:
+        return other.value if isinstance(other, _Vector) else _constant(_FLOATS, other)
+
+    def __add__(self, other: _Vector | float) -> _Vector:
+        return self._new(self.builder.fadd(self.value, self._of(other)))
+
+    def __sub__(self, other: _Vector | float) -> _Vector:
+        return self._new(self.builder.fsub(self.value, self._of(other)))
+
+    def __mul__(self, other: _Vector | float) -> _Vector:
+        return self._new(self.builder.fmul(self.value, self._of(other)))
+
+    def times_plus(self, factor: _Vector | float, added: _Vector | float) -> _Vector:
+        """self · factor + added, rounded once."""
+        values = self.value, self._of(factor), self._of(added)
+        return self._new(_call(self.builder, "llvm.fma.v16f32", _FLOATS, *values))
+
+    def inverse(self) -> _Vector:
+        """1 / self."""
+        return self._new(self.builder.fdiv(_constant(_FLOATS, 1.0), self.value))
+
+    def at_least(self, least: float) -> _Vector:
+        """max(self, least); NaN stays."""
+        return self._new(_greater(self.builder, _constant(_FLOATS, least), self.value))
+
+    def at_most(self, most: float) -> _Vector:
+        """min(self, most); NaN stays."""
+        return self._new(_less(self.builder, _constant(_FLOATS, most), self.value))
+
+    def polynomial(self, *coefficients: float) -> _Vector:
+        """The polynomial, the highest power first."""
+        first, second, *others = coefficients
+        result = self.times_plus(first, second)
+        for coefficient in others:
+            result = result.times_plus(self, coefficient)
+        return result
+
+    def absolute(self) -> _Vector:
+        """|self|."""
+        return self._new(_call(self.builder, "llvm.fabs.v16f32", _FLOATS, self.value))
+
+    def exp2(self) -> _Vector:
+        """2^self to a relative error of 3e-6, if it is at most 0. Below -126 it stays at 1e-38."""
+        x = self.at_least(-126.0)
+        whole = self._new(_call(self.builder, "llvm.floor.v16f32", _FLOATS, (x + 0.5).value))
+        p = (x - whole).polynomial(
+            *(0.0013333558, 0.0096181291, 0.0555041087, 0.2402265070, 0.6931471806, 1.0)
+        )
+        text, constraints = "vscalefps $2, $1, $0", "=v,v,v"
+        return self._new(
+            _assembly(self.builder, text, constraints, _FLOATS, p.value, whole.value)
+        )
+
+    def rough_gelu(self) -> _Vector:
+        """x Φ(x) to 2e-4; see `loops.gelu`."""
+        low = self.at_least(-4.0)
+        z = low.at_most(4.0)
+        p = (z * z * 0.0625).polynomial(
+            *(-0.34928019, 1.74799882, -3.83460576, 4.90556792),
+            *(-4.12253015, 2.43336997, -1.05420423, 0.39867335),
+        )
+        return low * z.times_plus(p, 0.5)
+
+    def exact_gelu(self) -> _Vector:
+        """x Φ(x) to a relative error of 3e-6 (Abramowitz & Stegun 1964, 7.1.26)."""
+        u = self.absolute() * 0.7071067811865476
+        t = u.times_plus(0.3275911, 1.0).inverse()
+        p = t.polynomial(1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+        upper = p * t * 0.5 * (u * u * -1.4426950408889634).exp2()
+        is_negative = self.builder.fcmp_ordered("<", self.value, _constant(_FLOATS, 0.0))
+        lower = upper * -1.0 + 1.0
+        return self * self._new(self.builder.select(is_negative, upper.value, lower.value))
+
+
+@_operation(lanes, lanes)
+def exp2(builder: Any, x: Any) -> Any:
+    """2^x for x ≤ 0."""
+    return _Vector(builder, x).exp2().value
+
+
+@intrinsic
+def gelu(typing: Any, array: Any, x: Any) -> Any:
+    """x Φ(x): for a matmul with rows of the type of the array, exact if that is fp32."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        vector = _Vector(builder, values[1])
+        is_float = array.dtype == types.float32
+        return (vector.exact_gelu() if is_float else vector.rough_gelu()).value
+
+    return lanes(array, lanes), generate
+
+
+@intrinsic
+def finish(
+    typing: Any, array: Any, sums: Any, bias: Any, scale: Any, zero: Any, scales: Any, totals: Any
+) -> Any:
+    """16 sums of products at an address, of rows of the type of the array, plus the bias.
+
+    Of bytes (x ≈ (byte - zero) · scale) the sums are int32; scales and totals are those of the
+    columns. bias, scales and totals are addresses.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _, sums, bias, scale, zero, scales, totals = values
+        added = _Vector(builder, _load(builder, bias, _FLOATS))
+        if array.dtype != types.uint8:
+            return (added + _Vector(builder, _load(builder, sums, _FLOATS))).value
+        products = _Vector(builder, builder.sitofp(_load(builder, sums, _WORDS), _FLOATS))
+        totals = _Vector(builder, _load(builder, totals, _FLOATS))
+        products = totals.times_plus(_Vector(builder, _splat(builder, zero)) * -1.0, products)
+        factor = _Vector(builder, _load(builder, scales, _FLOATS))
+        factor = factor * _Vector(builder, _splat(builder, scale))
+        return products.times_plus(factor, added).value
+
+    addresses = types.int64
+    arguments = (array, addresses, addresses, types.float32, types.float32, addresses, addresses)
+    return lanes(*arguments), generate
+
+
+# --- matmul ---------------------------------------------------------------------------------------
+
+
+def _add_products(kind: Any, builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total + a · b: 16 sums, each of the products in a pair of words."""
+    if kind == types.float32:
+        a, b = (builder.bitcast(each, _FLOATS) for each in (a, b))
+        return _call(builder, "llvm.fma.v16f32", _FLOATS, a, b, total)
+    name = "vpdpbusd" if kind == types.uint8 else "vdpbf16ps"
+    return _assembly(builder, f"{name} $3, $2, $0", "=v,0,v,v", total.type, total, a, b)
+
+
+def new_tile(rows: int, vectors: int) -> Any:
+    """A function tile(array, a, a_stride, b, words, out, out_stride): `rows` rows at the address a,
+    each of so many words, times b -> out (rows, 16 · vectors) of 32 bits. Strides are in bytes.
+
+    b has for each word of a row 16 · vectors words, one for each column. The array has the type of
+    a: fp32, bf16 (uint16), or unsigned bytes, which are multiplied with signed ones in b. The sums
+    stay in registers.
+    """
+    width = 4 * LANES * vectors
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _, a, a_stride, b, words, out, out_stride = values
+        kind = signature.args[0].dtype
+        total_kind = _WORDS if kind == types.uint8 else _FLOATS
+        zero = _constant(total_kind, 0 if kind == types.uint8 else 0.0)
+        number = [ir.Constant(_INT64, row) for row in range(rows)]
+        starts = [builder.add(a, builder.mul(a_stride, each)) for each in number]
+        before = builder.block
+        body = builder.append_basic_block("words")
+        after = builder.append_basic_block("store")
+        builder.branch(body)
+        builder.position_at_end(body)
+        word = builder.phi(_INT64)
+        word.add_incoming(ir.Constant(_INT64, 0), before)
+        totals = [builder.phi(total_kind) for _ in range(rows * vectors)]
+        start = builder.add(b, builder.mul(word, ir.Constant(_INT64, width)))
+        columns = [
+            _load(builder, builder.add(start, ir.Constant(_INT64, 4 * LANES * each)), _WORDS)
+            for each in range(vectors)
+        ]
+        offset = builder.mul(word, ir.Constant(_INT64, 4))
+        sums = []
+        for row in range(rows):
+            own = _splat(builder, _load(builder, builder.add(starts[row], offset), _INT32))
+            for column in range(vectors):
+                total = totals[row * vectors + column]
+                sums.append(_add_products(kind, builder, total, own, columns[column]))
+        following = builder.add(word, ir.Constant(_INT64, 1))
+        word.add_incoming(following, body)
+        for total, new in zip(totals, sums, strict=True):
+            total.add_incoming(zero, before)
+            total.add_incoming(new, body)
+        builder.cbranch(builder.icmp_signed("<", following, words), body, after)
+        builder.position_at_end(after)
+        for row in range(rows):
+            target = builder.add(out, builder.mul(out_stride, number[row]))
+            for column in range(vectors):
+                place = builder.add(target, ir.Constant(_INT64, 4 * LANES * column))
+                _store(builder, sums[row * vectors + column], place)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def tile(
+        typing: Any,
+        array: Any,
+        a: Any,
+        a_stride: Any,
+        b: Any,
+        words: Any,
+        out: Any,
+        out_stride: Any,
+    ) -> Any:
+        return types.void(array, *[types.int64] * 6), generate
+
+    return tile
