@@ -137,7 +137,7 @@ def test_every_state_has_the_rounding_error_of_its_precision(
     elif precision == "bfloat16":
         assert errors.max() < 1.1 * plain_errors.max() and errors.mean() < plain_errors.mean()
     else:  # plain operations do not quantize states
-        assert errors.max() < 0.04 and errors.mean() < 0.02, (errors.max(), errors.mean())
+        assert errors.max() < 2 * plain_errors.max() and errors.mean() < 1.6 * plain_errors.mean()
 
 
 @cases

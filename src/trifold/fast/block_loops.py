@@ -90,25 +90,25 @@ class Weight(NamedTuple):
     factors: Array
 
 
-class Norm(NamedTuple):
+class NormWeights(NamedTuple):
     """Weight and bias (E,)."""
 
     weight: Array
     bias: Array
 
 
-class Block(NamedTuple):
-    """The weights of a block. qkv: the matrices of queries, keys and values, one below the other."""
+class BlockWeights(NamedTuple):
+    """The weights of a block. qkv: those of queries, keys and values, one below the other."""
 
     qkv: Weight
     out: Weight
     inner: Weight
     outer: Weight
-    first_norm: Norm
-    second_norm: Norm
+    first_norm: NormWeights
+    second_norm: NormWeights
 
 
-class Memory(NamedTuple):
+class ChunkMemory(NamedTuple):
     """What a chunk needs; R rows, with those of an incomplete tile.
 
     entering: (R, E) of A; scales and zeros: (R,) of its rows. qkv: (R, 3·E), and its words.
@@ -198,9 +198,7 @@ def enter(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) ->
     """Store x (E,), fp32 at an address, as rows[row]; bytes with scale and zero. Changes x."""
     if rows.dtype == types.uint8:
 
-        def quantized(
-            rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any
-        ) -> None:
+        def quantized(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) -> None:
             scales[row], zeros[row] = quantize_row(x, rows.shape[1], factors, place(rows, row, 0))
 
         return quantized
@@ -240,9 +238,7 @@ def _new_multiply(keep: Any) -> Any:
     """A function of its own for each way to keep 16 outputs."""
 
     @function
-    def multiply(
-        rows: Any, count: int, weight: Any, memory: Any, target: Any, other: Any
-    ) -> None:
+    def multiply(rows: Any, count: int, weight: Any, memory: Any, target: Any, other: Any) -> None:
         """The first `count` rows times a weight."""
         outputs = weight.bias.shape[0]
         words = weight.words.shape[1]
@@ -404,7 +400,9 @@ def enter_outputs(entering: Any, count: Any, x: Any, factors: Any, memory: Any) 
 
 
 @function
-def _attention(x: Any, starts: Any, block: Any, heads: int, is_pre: bool, epsilon: Any, memory: Any) -> None:
+def _attention(
+    x: Any, starts: Any, block: Any, heads: int, is_pre: bool, epsilon: Any, memory: Any
+) -> None:
     """memory.sums = x + attention of the rows of text that start at starts[:-1], of a chunk."""
     count = x.shape[0]
     row_address = memory.row.ctypes.data
@@ -436,9 +434,7 @@ def _feed_forward(sums: Any, block: Any, is_pre: bool, epsilon: Any, memory: Any
             normalize(x, block.first_norm, epsilon, x)
             copy_row(sums, row, row_address)
         enter(memory.entering, row, row_address, block.inner.factors, memory.scales, memory.zeros)
-    multiply_gelu(
-        memory.entering, count, block.inner, memory, memory.activated, memory.activated
-    )
+    multiply_gelu(memory.entering, count, block.inner, memory, memory.activated, memory.activated)
     enter_outputs(memory.inner, count, memory.activated, block.outer.factors, memory)
     multiply_add_to(memory.inner, count, block.outer, memory, sums, sums)
     for row in range(count):
@@ -461,9 +457,7 @@ def _run_block(
             last += 1
         begin = starts[first]
         end = starts[last]
-        _attention(
-            x[begin:end], starts[first : last + 1], block, heads, is_pre, epsilon, memory
-        )
+        _attention(x[begin:end], starts[first : last + 1], block, heads, is_pre, epsilon, memory)
         for start in range(0, end - begin, INNER_ROWS):
             stop = min(start + INNER_ROWS, end - begin)
             _feed_forward(
@@ -513,16 +507,29 @@ def _new_run_block(source_hash: int) -> Any:
     def run_block(
         x: Any,
         starts: Any,
-        block: Any,
+        weights: Any,
+        norms: Any,
         heads: int,
         is_pre: bool,
         epsilon: Any,
         memory: Any,
         out: Any,
     ) -> None:
-        """One block: packed states x (N, E) of rows that start at starts[:-1] -> out (N, E)."""
+        """One block: packed states x (N, E) of rows that start at starts[:-1] -> out (N, E).
+
+        The tuples have the order of the classes above. They are plain, because what Numba keeps on
+        disk cannot be read any more after a class of its arguments has another name.
+        """
         if source_hash != 0:
-            _run_block(x, starts, block, heads, is_pre, epsilon, memory, out)
+            block = BlockWeights(
+                Weight(*weights[0]),
+                Weight(*weights[1]),
+                Weight(*weights[2]),
+                Weight(*weights[3]),
+                NormWeights(*norms[0]),
+                NormWeights(*norms[1]),
+            )
+            _run_block(x, starts, block, heads, is_pre, epsilon, ChunkMemory(*memory), out)
 
     return run_block
 

@@ -97,17 +97,18 @@ def _placement(layer: Block) -> str | None:
     """Where both sub-layers have their norm: "pre" or "post"; None if it is elsewhere, or the sum
     is not plain.
     """
-    found = set()
+    found = set[tuple[int, ...]]()
     for residual in (layer.self_attention, layer.feed_forward):
         if residual.drop.active or residual.scale != 1:
             return None
         kinds = [type(each) for each in (residual.enter, residual.exit, residual.after)]
-        found.add(tuple(kind is LayerNorm for kind in kinds))
+        found.add(tuple(int(kind is LayerNorm) for kind in kinds))
         if not set(kinds) <= {LayerNorm, nn.Identity}:
             return None
-    placements = {placement: name for name, placement in Residual.PLACEMENTS.items()}
-    name = placements.get(tuple(map(int, found.pop())))
-    return name if not found and name in ("pre", "post") else None
+    if len(found) > 1:
+        return None
+    names = [name for name in ("pre", "post") if Residual.PLACEMENTS[name] in found]
+    return names[0] if names else None
 
 
 def _has_weights(layer: Block, dtype: torch.dtype) -> bool:
@@ -204,12 +205,11 @@ class Shapes(NamedTuple):
 _memories = threading.local()
 
 
-def _memory_of(shapes: Shapes) -> tuple[Any, dict[str, Array]]:
+def _memory_of(shapes: Shapes) -> tuple[tuple[Array, ...], list[Array]]:
     """The memory of a thread for chunks, and for the tiles of weights; kept, because new memory is
     slow.
     """
-    kept: dict[Shapes, tuple[Any, dict[str, Array]]] = _memories.__dict__
-    found = kept.get("memory")  # type: ignore[call-overload]
+    found = getattr(_memories, "memory", None)
     if found is None or not _covers(found[0], shapes):
         found = shapes, _new_memory(shapes), _new_tiles(shapes)
         _memories.memory = found
@@ -221,7 +221,7 @@ def _covers(kept: Shapes, needed: Shapes) -> bool:
     return kept.longest >= needed.longest and kept._replace(longest=needed.longest) == needed
 
 
-def _new_memory(shapes: Shapes) -> Any:
+def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
     loops = compiled_block()
     rows = loops.CHUNK_ROWS + shapes.longest + loops.ROWS
     inner_rows = loops.INNER_ROWS + loops.ROWS
@@ -235,7 +235,7 @@ def _new_memory(shapes: Shapes) -> Any:
     inner = aligned((inner_rows, shapes.inner), entering)
     qkv = aligned((rows, 3 * shapes.width), states)
     scores = aligned((loops.QUERIES, keys), np.float32)
-    return loops.Memory(
+    memory = loops.ChunkMemory(
         entering=in_rows,
         scales=np.zeros(rows, np.float32),
         zeros=np.zeros(rows, np.float32),
@@ -253,22 +253,23 @@ def _new_memory(shapes: Shapes) -> Any:
         weights=scores if states == np.float32 else aligned((loops.QUERIES, keys), states),
         totals=np.zeros(loops.QUERIES, np.float32),
     )
+    return tuple(memory)
 
 
-def _new_tiles(shapes: Shapes) -> dict[str, Array]:
+def _new_tiles(shapes: Shapes) -> list[Array]:
     """Memory for the tiles of each weight."""
     per_word = 4 // _numpy_type(shapes.entering).itemsize
-    sizes = {
-        "qkv": (3 * shapes.width, shapes.width),
-        "out": (shapes.width, shapes.width),
-        "inner": (shapes.inner, shapes.width),
-        "outer": (shapes.width, shapes.inner),
-    }
+    sizes = (
+        (3 * shapes.width, shapes.width),
+        (shapes.width, shapes.width),
+        (shapes.inner, shapes.width),
+        (shapes.width, shapes.inner),
+    )
     columns = compiled_block().COLUMNS
-    return {
-        name: aligned((-(-outputs // columns), inputs // per_word, columns), np.uint32)
-        for name, (outputs, inputs) in sizes.items()
-    }
+    return [
+        aligned((-(-outputs // columns), inputs // per_word, columns), np.uint32)
+        for outputs, inputs in sizes
+    ]
 
 
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
@@ -281,7 +282,8 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
+    array: Array = memory[start : start + size].view(dtype).reshape(shape)
+    return array
 
 
 # --- a block --------------------------------------------------------------------------------------
@@ -291,7 +293,6 @@ def encoder_block(layer: Block, x: Tensor, inputs: LayerInputs) -> Tensor:
     """x (B, T, E), or packed (1, N, E) -> the same shape."""
     loops = compiled_block()
     attention: Any = layer.self_attention.sublayer
-    network: Any = layer.feed_forward.sublayer
     packing = inputs.mask.packing
     if isinstance(packing, Packing):
         starts = packing.starts.numpy()
@@ -310,36 +311,39 @@ def encoder_block(layer: Block, x: Tensor, inputs: LayerInputs) -> Tensor:
         entering=torch.uint8 if is_int8 else x.dtype,
     )
     memory, tiles = _memory_of(shapes)
-    weights = {
-        name: _packed(_matrix(layers), tiles[name])
-        for name, layers in (
-            *(("qkv", projections), ("out", [out])),
-            *(("inner", [first]), ("outer", [second])),
-        )
-    }
+    weights = tuple(
+        _packed(_matrix(layers), own)
+        for layers, own in zip((projections, [out], [first], [second]), tiles, strict=True)
+    )
     is_pre = _placement(layer) == "pre"
-    norms = [
+    norms: list[Any] = [
         residual.enter if is_pre else residual.after
         for residual in (layer.self_attention, layer.feed_forward)
     ]
-    first_norm, second_norm = map(_norm, norms)
-    values = loops.Block(**weights, first_norm=first_norm, second_norm=second_norm)
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     flat = as_array(x).reshape(-1, x.shape[2])
-    epsilon = np.float32(norms[0].epsilon)
-    out_array = as_array(result).reshape(flat.shape)
-    loops.run_block(flat, starts, values, shapes.heads, is_pre, epsilon, memory, out_array)
+    loops.run_block(
+        flat,
+        starts,
+        weights,
+        tuple(map(_norm, norms)),
+        shapes.heads,
+        is_pre,
+        np.float32(norms[0].epsilon),
+        memory,
+        as_array(result).reshape(flat.shape),
+    )
     return result
 
 
-def _packed(matrix: Matrix, tiles: Array) -> Any:
-    """A matrix with its tiles, for the loops."""
-    loops = compiled_block()
-    loops.pack(_words(matrix.values), tiles)
-    return loops.Weight(tiles, *(as_array(each.float()) for each in matrix[1:]))
+def _packed(matrix: Matrix, tiles: Array) -> tuple[Array, ...]:
+    """A matrix with its tiles, for the loops: the fields of `block_loops.Weight`."""
+    compiled_block().pack(_words(matrix.values), tiles)
+    return tiles, *(as_array(each.float()) for each in matrix[1:])
 
 
-def _norm(norm: Any) -> Any:
+def _norm(norm: Any) -> tuple[Array, Array]:
+    """Weight and bias of a norm in fp32."""
     weight = norm.weight.detach().float()
     bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.detach().float()
-    return compiled_block().Norm(as_array(weight), as_array(bias))
+    return as_array(weight), as_array(bias)

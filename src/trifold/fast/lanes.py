@@ -35,7 +35,7 @@ _BYTES = ir.VectorType(_INT8, LANES)
 llvm.initialize_native_asmparser()  # of instructions that LLVM has no portable name for
 
 
-class Lanes(types.Type):
+class Lanes(types.Type):  # type: ignore[misc]
     """16 numbers in fp32, in a register."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ lanes = Lanes()
 
 
 @register_model(Lanes)
-class LanesModel(models.PrimitiveModel):
+class LanesModel(models.PrimitiveModel):  # type: ignore[misc]
     """Lanes are a vector of LLVM."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
@@ -256,7 +256,7 @@ def _infer(symbol: Any, emit: Emit) -> None:
     """An operator of lanes. A template, because it is compiled in less time than an overload."""
 
     @infer_global(symbol)
-    class OfLanes(ConcreteTemplate):
+    class OfLanes(ConcreteTemplate):  # type: ignore[misc]
         cases: ClassVar = [lanes(lanes, lanes)]
 
     @lower_builtin(symbol, lanes, lanes)
@@ -332,9 +332,7 @@ class _Vector:
             *(0.0013333558, 0.0096181291, 0.0555041087, 0.2402265070, 0.6931471806, 1.0)
         )
         text, constraints = "vscalefps $2, $1, $0", "=v,v,v"
-        return self._new(
-            _assembly(self.builder, text, constraints, _FLOATS, p.value, whole.value)
-        )
+        return self._new(_assembly(self.builder, text, constraints, _FLOATS, p.value, whole.value))
 
     def rough_gelu(self) -> _Vector:
         """x Φ(x) to 2e-4; see `loops.gelu`."""
