@@ -11,8 +11,9 @@ Decoding steps: `instruction`, the format; `compiled_decoder`, which translates 
 `beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
 `thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
 `step_attention`, whose code `machine_code` keeps on disk. Both read the weights of `int8`.
-Reading many texts: `packed_encoder`, with the code of `encoder_loops` and `tiles`; `int8_linear`,
-with the weights of `smoothing`.
+Reading many texts: `packed_encoder`, with the code of `encoder_loops` and `tiles`, for small models
+in fp32; `encoder_block`, with `block_loops` and `lanes`, for other blocks; and `int8_linear`, with
+the weights of `smoothing`.
 """
 
 import threading
