@@ -12,7 +12,7 @@ from tests.recipes import BERT, MASKS
 from trifold import train
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.plans import FINE_TUNING, MOST_STEPS, NEW, plan_for
-from trifold.objectives.rates import SMALL_WIDTH, fine_tuning_rate
+from trifold.objectives.rates import MOST_OF_ADAPTERS, SMALL_WIDTH, fine_tuning_rate
 from trifold.pipeline import Pipeline
 from trifold.recipe import Recipe, load_recipe
 from trifold.text import TokenizerSettings, train_tokenizer
@@ -85,14 +85,20 @@ def test_batches_that_a_user_counts_in_tokens_have_no_limit_on_rows(wide, table)
     assert (batch.tokens, batch.rows) == (1024, None)
 
 
-@pytest.mark.parametrize("width", [64, 256, 768])
-def test_adapters_have_ten_times_the_rate(wide, table, width):
-    assert fine_tuning_rate(width, adapters=True) == pytest.approx(10 * fine_tuning_rate(width))
+@pytest.mark.parametrize(
+    ("width", "factor"), [(16, 1.0), (64, 1.0), (128, 1.43), (384, 10.0), (768, 10.0)]
+)
+def test_adapters_have_a_higher_rate(width, factor):
+    rate = fine_tuning_rate(width, adapters=True)
+    assert rate == pytest.approx(factor * fine_tuning_rate(width), rel=0.02)
+
+
+def test_the_rate_of_adapters_is_that_of_a_recipe_with_them(wide, table):
     rates = [
         fine_tune(wide, table, **values).train.learning_rate
         for values in ({"train.lora.rank": 2}, {})
     ]
-    assert rates[0] == pytest.approx(10 * rates[1], rel=0.05)
+    assert rates == [MOST_OF_ADAPTERS, pytest.approx(fine_tuning_rate(WIDE["d_model"]), rel=0.05)]
 
 
 @pytest.mark.parametrize(

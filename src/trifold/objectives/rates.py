@@ -3,8 +3,10 @@
 # Up to this width, a pretrained model learns a task at the rate of new weights: it was trained at
 # that rate on small data, and smaller steps leave it where it is.
 SMALL_WIDTH = 128
-# Low-rank adapters start at no change, and learn at ten times the rate of all weights.
+# Low-rank adapters start at no change, and learn at ten times the rate of all weights, up to the
+# highest rate that was tried.
 OF_ADAPTERS = 10
+MOST_OF_ADAPTERS = 0.002
 
 
 def new_rate(d_model: int) -> float:
@@ -20,4 +22,6 @@ def fine_tuning_rate(d_model: int, *, adapters: bool = False) -> float:
     et al. 2019, appendix A.3), and 3.5e-4 for width 256, where Turc et al. (2019) use 3e-4.
     """
     rate = new_rate(d_model) * float(min(1.0, (SMALL_WIDTH / d_model) ** 1.5))
-    return OF_ADAPTERS * rate if adapters else rate
+    if adapters:
+        return max(rate, min(OF_ADAPTERS * rate, MOST_OF_ADAPTERS))
+    return rate
