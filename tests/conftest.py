@@ -96,10 +96,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases of a test as slow, except for a sample: the quick tests run at most three,
-    evenly spread.
+    evenly spread. In a checkout that has compiled nothing yet, also the tests of compiled code.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
+    has_compiled = _has_compiled()
     for item in items:
+        if not has_compiled and _needs_compiled_code(item):
+            item.add_marker(pytest.mark.slow)
         if not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for each in cases.values():
@@ -108,6 +111,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in each:
             if item not in quick:
                 item.add_marker(pytest.mark.slow)
+
+
+def _has_compiled() -> bool:
+    """Whether machine code of any version of the interpreter is on disk, or none can be compiled.
+
+    The first `make check` of a checkout does not wait half a minute for it. `make test` compiles it,
+    and later quick tests execute it, also where its source has changed.
+    """
+    compiled = fast.compiled_interpreter()
+    return compiled is None or any(
+        path for folder in compiled._folders() for path in folder.glob("interpreter-*.o")
+    )
+
+
+def _needs_compiled_code(item: pytest.Item) -> bool:
+    """Whether a test executes compiled code: those of fast/, and the laws with the fast operations."""
+    values = item.callspec.params if hasattr(item, "callspec") else {}
+    return "interpreter" in item.fixturenames or values.get("operations") == "fast"  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,14 +12,13 @@ from trifold import fast
 
 
 @pytest.fixture(autouse=True, params=["plain", "fast"])
-def operations(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, interpreter: None
-) -> Iterator[str]:
+def operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The operations that are installed: plain, or fast with thresholds lowered and calls counted."""
     if request.param == "plain":
         with fast.disabled():
             yield "plain"
         return
+    request.getfixturevalue("interpreter")
     lower_thresholds(monkeypatch)
     count_kernels(monkeypatch)
     yield "fast"
