@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from tests.command_line import run_command
 from tests.recipes import SIZES
@@ -15,7 +17,12 @@ from tests.recipes import SIZES
 from trifold.baselines.comparison import Comparison, Measured
 from trifold.baselines.stored import FILE, load_baselines
 from trifold.baselines.table import BASELINES, KINDS
+from trifold.nn import Transformer
+from trifold.objectives.evaluation import EvalContext
+from trifold.recipe import load_recipe
 from trifold.train.baseline_advice import describe_rival
+from trifold.train.data import load_data
+from trifold.train.monitor import View
 
 pytestmark = pytest.mark.slow
 
@@ -82,11 +89,11 @@ CASES: dict[str, tuple[str, str, list[str], list[str]]] = {
 REACHED = {"numbers": 0.99, "scores": 0.9, "answers": 30.0, "tags": 60.0, "summaries": 99.0}
 
 
-def train(here: Path, kind: str, *more: str) -> Any:
+def train(here: Path, kind: str, *more: str, valid: Path | None = None) -> Any:
     recipe, rows, settings, _ = CASES[kind]
     file = here / f"{rows}.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in tables()[rows]), "utf-8")
-    data = [f"data.train={file}", f"data.valid={file}"]
+    data = [f"data.train={file}", f"data.valid={valid or file}"]
     done = run_command("train", recipe, *RUN, *settings, *data, *more, "--out", str(here / "run"))
     assert done.code == 0, done.err
     return done
@@ -186,8 +193,45 @@ def test_a_run_without_its_file_or_with_a_damaged_one_is_still_evaluated(tmp_pat
         save_file({**tensors, name: tensors[name][:-1].clone()}, run / FILE)
         done = run_command("eval", str(run))
         assert done.code == 0 and "is no file of baselines" in unwrapped(done.err), name
+    table = json.loads(tensors["baselines"].numpy().tobytes())
+    table[0]["values"]["labels"] = [7]
+    content = torch.frombuffer(bytearray(json.dumps(table).encode()), dtype=torch.uint8)
+    save_file({**tensors, "baselines": content}, run / FILE)
+    done = run_command("eval", str(run))
+    assert done.code == 0 and "do not fit the model" in unwrapped(done.err), done.err
     (run / FILE).write_bytes(b"damaged")
     assert run_command("eval", str(run)).code == 0
+
+
+def test_baselines_know_the_training_rows_only(tmp_path: Path) -> None:
+    """Those of validation rows with the other labels are wrong about all of them."""
+    opposite = [
+        {**row, "label": "no" if row["label"] == "yes" else "yes"} for row in tables()["classes"]
+    ]
+    file = tmp_path / "opposite.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in opposite), "utf-8")
+    done = train(tmp_path, "classes", valid=file)
+    assert "always answering 'yes': 33.3" in unwrapped(done.out)
+    assert "a linear model on words: 0.0 ± 0.0" in unwrapped(done.out)
+
+
+def test_a_resample_has_the_same_rows_of_the_model_and_of_the_baselines(tmp_path: Path) -> None:
+    """The model reads rows in the order of their lengths; its scores are of rows as they stand."""
+    rows = [
+        {"text": "sun " * (1 + number * 7 % 20), "label": "ab"[number % 3 > 0]}
+        for number in range(24)
+    ]
+    settings = [each.partition("=") for each in [*RUN, *ENCODER_WORDS]]
+    values = {key: yaml.safe_load(value) for key, _, value in settings}
+    recipe = load_recipe("classify", values | {"data.train": rows, "data.valid": rows})
+    data = load_data(recipe, tmp_path / "tokenizer", View())
+    model = Transformer(data.config).eval()
+    context = EvalContext(recipe.batch, recipe.generate, 24, 1, lambda: None)
+    result = data.objective.evaluate(model, data.bundle.valid, data.valid, context)
+    assert result.resampled is not None and len(result.samples) == 24
+    correct = [100.0 * (sample.ours == sample.reference) for sample in result.samples]
+    found = [result.resampled.scorer(np.array([row]))["accuracy"] for row in range(24)]
+    assert found == correct and 0 < sum(correct) < 2400
 
 
 # --- one at a time --------------------------------------------------------------------------------

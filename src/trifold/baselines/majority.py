@@ -39,7 +39,7 @@ class FrequentLabel(Baseline):
         if task.problem != MULTI:
             return np.full(len(rows), self.labels[0])
         table = np.zeros((len(rows), task.classes), np.float32)
-        table[:, self.labels] = 1
+        table[:, [label for label in self.labels if label < task.classes]] = 1
         return table
 
     def state(self) -> State:

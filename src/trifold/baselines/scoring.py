@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.baselines.baseline import LabelledRows
+from trifold.errors import CheckpointError
 from trifold.linear.ngrams import Ids
+from trifold.nn.config import MULTI, SINGLE
 from trifold.objectives.choose import Choose
 from trifold.objectives.classify import Classify
 from trifold.objectives.embed import Embed
@@ -52,8 +54,20 @@ def _score_labels(task: Classify, rows: LabelledRows, outputs: NDArray[Any]) -> 
         return task.scores_of_sums({"labels": [labels[numbers]], "outputs": [outputs[numbers]]})
 
     labels = rows.labels
+    _check_outputs(task, outputs)
     scores = of_rows(np.arange(len(labels)))
     return Scored(dict(scores), Resampled(of_rows, len(labels), task.row_name))
+
+
+def _check_outputs(task: Classify, outputs: NDArray[Any]) -> None:
+    """Raise CheckpointError for predictions of a baseline that is damaged, or of another model."""
+    fits = np.isfinite(outputs).all()
+    if task.problem == SINGLE:
+        fits &= ((outputs >= 0) & (outputs < task.classes)).all()
+    elif task.problem == MULTI:
+        fits &= outputs.shape[1] == task.classes
+    if not fits:
+        raise CheckpointError("its baselines do not fit the model; train again")
 
 
 def _score_similarities(task: Embed, rows: LabelledRows, outputs: NDArray[Any]) -> Scored:

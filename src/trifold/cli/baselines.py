@@ -10,7 +10,7 @@ from typing import Any
 from trifold.baselines.comparison import Comparison, MeasuredBaselines
 from trifold.baselines.stored import FILE, load_baselines
 from trifold.baselines.table import evaluated, kinds_of
-from trifold.errors import CheckpointError
+from trifold.errors import CheckpointError, DataError
 from trifold.folders import named
 from trifold.hub.names import find_run_recipe
 from trifold.objectives.evaluation import Evaluation
@@ -41,7 +41,11 @@ class EvaluatedBaselines:
         """The scores of the model and of the baselines on rows, of which advice is added to the
         notes.
         """
-        measured = MeasuredBaselines.on(self.task, self.fitted, rows, examples)
+        try:
+            measured = MeasuredBaselines.on(self.task, self.fitted, rows, examples)
+        except (CheckpointError, DataError) as error:
+            self.notes.append(f"warning: {self.run}: {error}")
+            measured = MeasuredBaselines.on(self.task, [], rows, examples)
         comparison = measured.compare(evaluation)
         if self.recipe is not None and self.run is not None:
             self.notes += advise_baselines(comparison, self.recipe, RunFolder(self.run), self.task)

@@ -447,18 +447,20 @@ class Objective(ABC):
         evaluation = self.compute_scores(EvalRun(model, rows, examples, context, sums))
         if evaluation.resampled is None:
             evaluation = evaluation._replace(
-                resampled=self._resampled(batches, len(examples.lengths))
+                resampled=self._resampled(batches, np.concatenate(sums["rows"]))
             )
         best_by = self.settings.best_by
         if best_by == "loss":
             return evaluation._replace(loss=loss, value=-loss)
         return evaluation._replace(loss=loss, value=evaluation.scores[best_by])
 
-    def _resampled(self, batches: Sequence[Mapping[str, Any]], examples: int) -> Resampled | None:
+    def _resampled(self, batches: Sequence[Mapping[str, Any]], rows: Ids) -> Resampled | None:
         """The scores of some of the examples, if `measure` returns a row for each; otherwise of
-        some of the batches, if there are enough. batches: the statistics of each.
+        some of the batches, if there are enough. batches: the statistics of each; rows: the numbers
+        of the examples of all.
         """
-        columns = _rows_of(batches, examples)
+        examples = len(rows)
+        columns = _rows_of(batches, rows)
         if columns:
 
             def of_rows(rows: Ids) -> Mapping[str, float]:
@@ -535,12 +537,13 @@ class Objective(ABC):
         self.tokenizer.save(folder, **self.save_options, overwrite=True)
 
 
-def _rows_of(batches: Sequence[Mapping[str, Any]], examples: int) -> dict[str, NDArray[Any]]:
-    """The statistics that are arrays with a row for each example, over all batches."""
+def _rows_of(batches: Sequence[Mapping[str, Any]], rows: Ids) -> dict[str, NDArray[Any]]:
+    """The statistics that are arrays with a row for each example, in the order of the examples."""
     columns = dict[str, NDArray[Any]]()
     for name, first in batches[0].items():
         if isinstance(first, list) and all(isinstance(array, np.ndarray) for array in first):
             columns[name] = np.concatenate([array for batch in batches for array in batch[name]])
-    if any(len(column) != examples for column in columns.values()):
+    if any(len(column) != len(rows) for column in columns.values()):
         return {}
-    return columns
+    order = np.argsort(rows)
+    return {name: column[order] for name, column in columns.items()}
