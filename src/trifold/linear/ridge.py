@@ -20,13 +20,12 @@ def fit_ridge(features: Features, numbers: Tensor, strength: float) -> LinearMod
     mean = numbers.mean()
     means = features.gradient(torch.ones_like(numbers)) / len(numbers)  # (F, 1) of the features
 
-    def centred_gradient(errors: Tensor) -> Tensor:
-        return features.gradient(errors) - means * errors.sum()
-
     def apply(weights: Tensor) -> Tensor:
-        """(XᵀX + strength · I) · weights, X being the features without their means."""
+        """(XᵀX + strength · I) · weights, X being the features without their means: the outputs add
+        up to 0, so that the means do not matter on the left.
+        """
         outputs = features.times(weights) - means.T @ weights
-        return centred_gradient(outputs) + strength * weights
+        return features.gradient(outputs) + strength * weights
 
-    weights = conjugate_gradients(apply, centred_gradient(numbers - mean), TOLERANCE, STEPS)
+    weights = conjugate_gradients(apply, features.gradient(numbers - mean), TOLERANCE, STEPS)
     return LinearModel(weights, mean - (means.T @ weights)[0])
