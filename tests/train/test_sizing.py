@@ -13,11 +13,14 @@ import pytest
 from tests.train.runs import RecordingView
 
 from trifold.batches import plan_epoch
+from trifold.folders import UntrustedPath
 from trifold.hub import read_config
 from trifold.objectives.plans import MOST_STEPS, NEW
 from trifold.objectives.sizes import positions_for
+from trifold.predict.answer import most_answer_tokens
 from trifold.recipe import load_recipe
 from trifold.text import Tokenizer
+from trifold.text.folder import read_tokenizers
 from trifold.train import preparation, train
 from trifold.train.data import TrainingData, load_data
 from trifold.train.run_folder import RunFolder
@@ -134,6 +137,33 @@ def test_accumulated_batches_are_one_update(tmp_path):
     file = table(tmp_path, texts(2_000, [5, 9]))
     data, _ = load(tmp_path, "classify", file, train__accumulate=2)
     assert data.recipe.train.steps == round(NEW.epochs * len(data.plan(data.train, 0)) / 2)
+
+
+@pytest.mark.parametrize(("words", "expected"), [(2, 15), (40, None)])
+def test_answers_are_as_long_as_those_of_training(tmp_path, words, expected):
+    """Also in the folder of the model, for predictions."""
+    rng = random.Random(2)
+    rows = []
+    for number, context in enumerate(texts(60, [80])):
+        start = context.index(" ", rng.randrange(100)) + 1
+        text = " ".join(context[start:].split()[:words])
+        answer = {"text": text, "answer_start": start}
+        rows.append(
+            json.dumps({"question": f"q {number}", "context": context, "answers": [answer]})
+        )
+    (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    data, lines = load(tmp_path, "answer", str(tmp_path / "a.jsonl"))
+    first, last = data.train.labels[data.train.labels[:, 0] > 0].T
+    longest = int((last - first + 1).max())
+    chosen = data.recipe.value("task.max_answer_length")
+    assert chosen == (expected or longest) and (words == 2) == (longest < 15)
+    assert f"task.max_answer_length={chosen} " in "\n".join(lines)
+    assert data.objective.settings.max_answer_length == chosen
+    data.objective.save(tmp_path / "saved")
+    reader, _ = read_tokenizers(UntrustedPath(tmp_path / "saved", tmp_path))
+    assert most_answer_tokens(reader) == chosen
+    given, _ = load(tmp_path, "answer", str(tmp_path / "a.jsonl"), task__max_answer_length=7)
+    assert given.objective.settings.max_answer_length == 7
 
 
 # --- runs -----------------------------------------------------------------------------------------

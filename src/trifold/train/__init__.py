@@ -18,6 +18,9 @@ What precedes the first step:
 
     preparation     opens the folder, reads the data, creates the model, loads the checkpoint
     data            from a recipe to batches from any position
+    sizing          positions, batches and steps for the counted tokens
+    time_limit      the steps that fit into `train.minutes`
+    duration        the expected time
     initial_weights random weights, or those of `start_from`, with adapters
     parameters      which parameters are trained, and their rates
     blocks          recomputation and compilation of the blocks
