@@ -179,7 +179,7 @@ TINY: dict[str, Any] = {
 
 
 def test_a_continued_run_keeps_what_was_counted(tmp_path):
-    settings = TINY | {"data.train": table(tmp_path, texts(200, [3, 40]))}
+    settings = TINY | {"data.train": table(tmp_path, texts(400, [3, 40]))}
     folder = tmp_path / "run"
     view = RecordingView()
     train("classify", out=folder, view=view, **settings)
