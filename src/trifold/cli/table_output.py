@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ def _writer(dialect: Dialect) -> Any:
 def _cell(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
+    if type(value) is float and isfinite(value):
+        return repr(value)  # as JSON writes it, in a twentieth of the time
     return json_line(value)
 
 

@@ -333,6 +333,8 @@ def _names(roles: Roles) -> Iterator[str]:
 def _without_copies(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row of CoNLL without the columns by number that it also has by name."""
     named = [id(row[key]) for key in ("words", "tags") if isinstance(row.get(key), list)]
+    if not named:
+        return row
     return {key: value for key, value in row.items() if not (key.isdigit() and id(value) in named)}
 
 
