@@ -16,6 +16,7 @@ from trifold.fast import as_array, compiled_loops, is_autocast, is_eager_cpu
 from trifold.fast.attention import is_plain
 from trifold.fast.instruction import ACTIVATIONS
 from trifold.fast.layers import is_matrix
+from trifold.fast.matmul import chosen_library
 from trifold.nn.attention import Attention
 from trifold.nn.layers import FeedForward, Residual
 from trifold.nn.norms import LayerNorm
@@ -27,7 +28,7 @@ from trifold.nn.walk import StackInputs
 LANES = 16  # numbers of a register of AVX-512
 MIN_TOKENS = 1024  # from which it is worth its compiled code and the copies of the weights
 MAX_LENGTH = 128  # of a row
-MAX_WEIGHTS = 2**22  # of the layers, which each thread copies
+MAX_WEIGHTS = 2**25  # of the layers, which each thread copies
 
 
 class LayerWeights(NamedTuple):
@@ -110,8 +111,10 @@ def _is_supported_input(x: Tensor, packing: Packing) -> bool:
 
 @cache
 def has_wide_vectors() -> bool:
-    """Whether the registers of this processor hold the sums of a tile."""
-    return torch.cpu._is_avx512_supported()
+    """Whether the registers of this processor hold the sums of a tile, and the environment does not
+    choose PyTorch's matmuls.
+    """
+    return torch.cpu._is_avx512_supported() and chosen_library() != "pytorch"
 
 
 def _is_supported_block(block: nn.Module) -> bool:
