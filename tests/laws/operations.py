@@ -53,6 +53,11 @@ KEPT: dict[str, str] = {
     "compiled_decoder.UNLIMITED": "not a threshold",
     "cross_entropy.MAX_EXACT_NLL": "precision, without compiled loops",
     "encoder_block.LANES": "not a threshold",
+    **{
+        f"encoder_loops.{part}{end}": "not a threshold"
+        for part in ("QKV", "MERGE", "NORM", "IN", "OUT", "LAST_NORM")
+        for end in ("", "_BIAS")
+    },
     "encoder_loops.BLOCK": "compiled into the loops; a law has more tokens",
     "encoder_loops.HEAD_TILE": "compiled into the loops",
     "encoder_loops.PANEL": "compiled into the loops",
@@ -84,6 +89,8 @@ KEPT: dict[str, str] = {
     "thread_pool.MIN_BATCH_TOKENS": "size of batches",
     "thread_pool.STALLS": "not a threshold",
     "thread_pool.TASKS_PER_INSTRUCTION": "tests run on one thread",
+    "tiles.BYTES": "not a threshold",
+    "tiles.LANES": "a size of the processor",
 }
 
 

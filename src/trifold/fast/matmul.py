@@ -63,20 +63,14 @@ def processor_family() -> tuple[str, int] | None:
     return (vendor[1], int(family[1])) if vendor and family else None
 
 
-def chosen_library() -> str:
-    """The value of the environment variable. Raises UsageError for an unknown one."""
-    choice = os.environ.get(VARIABLE, CHOICES[0])
-    if choice not in CHOICES:
-        raise UsageError(f"{VARIABLE}={choice}: set one of {', '.join(CHOICES)}")
-    return choice
-
-
 @cache
 def rule() -> MatmulRule | None:
     """The rule of this process; None if PyTorch's library computes all fp32 matmuls. Raises
     UsageError for an unknown value of the environment variable.
     """
-    choice = chosen_library()
+    choice = os.environ.get(VARIABLE, CHOICES[0])
+    if choice not in CHOICES:
+        raise UsageError(f"{VARIABLE}={choice}: set one of {', '.join(CHOICES)}")
     if choice == "pytorch" or not _is_exact():
         return None
     family = processor_family()

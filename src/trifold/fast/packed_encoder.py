@@ -1,5 +1,9 @@
-"""Encoders that read short packed rows in fp32 on one thread: one call of `encoder_loops` computes
-all layers, instead of ten operators for each.
+"""Small encoders that read short packed rows in fp32 on one thread: one call of `encoder_loops`
+computes all layers, for heads of one state without the other states of the last one.
+
+`encoder_block` computes one layer at a time, of more kinds of encoders. Between layers a thread needs
+the lock of the interpreter, which the threads of `trifold predict` share: a table then takes 1.4
+times the CPU time (benchmarks/predict_table.py).
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from trifold.fast import as_array, compiled_loops, is_autocast, is_eager_cpu
 from trifold.fast.attention import is_plain
 from trifold.fast.instruction import ACTIVATIONS
 from trifold.fast.layers import is_matrix
-from trifold.fast.matmul import chosen_library
 from trifold.nn.attention import Attention
 from trifold.nn.layers import FeedForward, Residual
 from trifold.nn.norms import LayerNorm
@@ -28,7 +31,7 @@ from trifold.nn.walk import StackInputs
 LANES = 16  # numbers of a register of AVX-512
 MIN_TOKENS = 1024  # from which it is worth its compiled code and the copies of the weights
 MAX_LENGTH = 128  # of a row
-MAX_WEIGHTS = 2**25  # of the layers, which each thread copies
+MAX_WEIGHTS = 2**22  # of the layers, which each thread copies; `encoder_block` has no copies
 
 
 class LayerWeights(NamedTuple):
@@ -111,10 +114,8 @@ def _is_supported_input(x: Tensor, packing: Packing) -> bool:
 
 @cache
 def has_wide_vectors() -> bool:
-    """Whether the registers of this processor hold the sums of a tile, and the environment does not
-    choose PyTorch's matmuls.
-    """
-    return torch.cpu._is_avx512_supported() and chosen_library() != "pytorch"
+    """Whether the registers of this processor hold the sums of a tile."""
+    return torch.cpu._is_avx512_supported()
 
 
 def _is_supported_block(block: nn.Module) -> bool:
