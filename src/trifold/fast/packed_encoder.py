@@ -1,9 +1,9 @@
 """Small encoders that read short packed rows in fp32 on one thread: one call of `encoder_loops`
 computes all layers, for heads of one state without the other states of the last one.
 
-`encoder_block` computes one layer at a time, of more kinds of encoders. Between layers a thread needs
-the lock of the interpreter, which the threads of `trifold predict` share: a table then takes 1.4
-times the CPU time (benchmarks/predict_table.py).
+`encoder_block` computes one layer at a time, of more kinds of encoders. Between layers a thread
+needs the lock of the interpreter, which the threads of `trifold predict` share: a table then takes
+1.4 times the CPU time (benchmarks/predict_table.py).
 """
 
 from __future__ import annotations
