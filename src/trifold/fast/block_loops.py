@@ -78,9 +78,9 @@ STEPS = 253  # of the range of a row, two less than there are numbers, which rou
 class Weight(NamedTuple):
     """A matrix (N, K) for tiles, and what its products are finished with.
 
-    words: (tiles, words of a row, COLUMNS), 0 beyond N. bias: (N,). Of int8 also scales (N,), sums
-    (N,) of the values of each row, and factors (K,) of the inputs; otherwise, or if there are none,
-    empty.
+    words: (tiles, words of a row, COLUMNS), 0 beyond N. bias: (N,). Of int8 also scales
+    (N,), sums (N,) of the values of each row, and factors (K,) of the inputs; otherwise, or if
+    there are none, empty.
     """
 
     words: Array
@@ -114,7 +114,7 @@ class ChunkMemory(NamedTuple):
     entering: (R, E) of A; scales and zeros: (R,) of its rows. qkv: (R, 3·E), and its words.
     heads: (R, E) the output of attention. sums: (R, E) fp32. row: (E or d_ff,) fp32. tile: of the
     sums of a matmul. activated: (INNER_ROWS, d_ff) fp32, only of int8. inner: (INNER_ROWS, d_ff) of
-    A. keys, values, scores, weights, totals: of one head.
+    A. keys, values, scores, weights, inverses: of one head.
     """
 
     entering: Array
@@ -132,7 +132,7 @@ class ChunkMemory(NamedTuple):
     values: Array
     scores: Array
     weights: Array
-    totals: Array
+    inverses: Array
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -212,8 +212,9 @@ def enter(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) ->
 
 # --- matmuls --------------------------------------------------------------------------------------
 
-weight_tile = new_tile(ROWS, VECTORS)
-score_tile = new_tile(QUERIES, 1)
+weight_tile = new_tile(ROWS, VECTORS, together=True)
+single_tile = new_tile(QUERIES, 1)
+double_tile = new_tile(QUERIES, 2)
 
 
 @inline
@@ -244,16 +245,18 @@ def _new_multiply(keep: Any) -> Any:
         words = weight.words.shape[1]
         stride = rows.shape[1] * rows.itemsize
         tile = memory.tile.ctypes.data
-        for number in range(weight.words.shape[0]):
-            b = weight.words.ctypes.data + number * words * 4 * COLUMNS
+        of_tile = 4 * COLUMNS * words
+        for first in range(0, outputs, COLUMNS):
+            b = weight.words.ctypes.data + first // COLUMNS * of_tile
             for start in range(0, count, ROWS):
-                weight_tile(rows, place(rows, start, 0), stride, b, words, tile, 4 * COLUMNS)
-                for column in range(number * COLUMNS, min((number + 1) * COLUMNS, outputs), LANES):
+                a = place(rows, start, 0)
+                weight_tile(rows, a, stride, b, 0, words, tile, 4 * COLUMNS)
+                for column in range(first, min(first + COLUMNS, outputs), LANES):
                     bias = weight.bias.ctypes.data + 4 * column
                     scales = weight.scales.ctypes.data + 4 * column
                     totals = weight.sums.ctypes.data + 4 * column
                     for row in range(start, min(start + ROWS, count)):
-                        sums = tile + 4 * ((row - start) * COLUMNS + column - number * COLUMNS)
+                        sums = tile + 4 * ((row - start) * COLUMNS + column - first)
                         scale = memory.scales[row]
                         zero = memory.zeros[row]
                         y = finish(rows, sums, bias, scale, zero, scales, totals)
@@ -321,7 +324,7 @@ def pack_values(qkv: Any, start: Any, length: Any, first: Any, memory: Any) -> A
 @function
 def softmax(memory: Any, row: int, length: int, scale: Any) -> None:
     """memory.weights[row] = exp(scale · (scores[row] - their maximum)), 0 beyond the length, and
-    memory.totals[row] their sum.
+    memory.inverses[row] = 1 / their sum.
     """
     scores = place(memory.scores, row, 0)
     vectors = -(-length // LANES)
@@ -340,7 +343,25 @@ def softmax(memory: Any, row: int, length: int, scale: Any) -> None:
             weight = first_lanes(weight, real, fill(F(0)))
         total = total + weight
         store(memory.weights, place(memory.weights, row, LANES * vector), weight)
-    memory.totals[row] = sum_of(total)
+    memory.inverses[row] = F(1) / sum_of(total)
+
+
+@inline
+def multiply_blocks(
+    qkv: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, words: Any, blocks: Any, out: Any
+) -> None:
+    """QUERIES rows at address a times blocks of 16 columns -> out (QUERIES, …), fp32 at an address.
+
+    out: the address and the stride of its rows.
+    """
+    address, stride = out
+    for block in range(0, blocks - 1, 2):
+        at = address + 4 * LANES * block
+        double_tile(qkv, a, a_stride, b + b_stride * block, b_stride, words, at, stride)
+    if blocks % 2:
+        block = blocks - 1
+        at = address + 4 * LANES * block
+        single_tile(qkv, a, a_stride, b + b_stride * block, b_stride, words, at, stride)
 
 
 @function
@@ -352,33 +373,35 @@ def attend(memory: Any, start: int, length: int, heads: int, out: Any) -> None:
     words = memory.keys.shape[1]
     words_of_row = memory.qkv_words.shape[1] // 3
     stride = qkv.shape[1] * qkv.itemsize
-    stride_of_scores = 4 * memory.scores.shape[1]
-    stride_of_weights = memory.weights.shape[1] * memory.weights.itemsize
-    words_of_weights = (length * qkv.itemsize + 3) // 4
+    keys = memory.keys.ctypes.data
+    values = memory.values.ctypes.data
+    values_stride = 4 * LANES * memory.values.shape[1]
+    scores = memory.scores.ctypes.data, 4 * memory.scores.shape[1]
+    weights = memory.weights.ctypes.data
+    weights_stride = memory.weights.shape[1] * memory.weights.itemsize
+    pairs = (length * qkv.itemsize + 3) // 4  # words of a row of attention weights
+    tile = memory.tile.ctypes.data, 4 * head_width
     scale = F(1.4426950408889634) / np.sqrt(F(head_width))
-    tile = memory.tile.ctypes.data
+    blocks = -(-length // LANES)
+    of_head = head_width // LANES
     for head in range(heads):
+        column = head * head_width
         pack_keys(memory.qkv_words, start, length, words_of_row + head * words, memory)
-        pack_values(qkv, start, length, 2 * width + head * head_width, memory)
+        pack_values(qkv, start, length, 2 * width + column, memory)
         for query in range(0, length, QUERIES):
             count = min(QUERIES, length - query)
-            queries = place(qkv, start + query, head * head_width)
-            for block in range(-(-length // LANES)):
-                keys = memory.keys.ctypes.data + 4 * LANES * block * words
-                scores = memory.scores.ctypes.data + 4 * LANES * block
-                score_tile(qkv, queries, stride, keys, words, scores, stride_of_scores)
+            queries = place(qkv, start + query, column)
+            multiply_blocks(qkv, queries, stride, keys, 4 * LANES * words, words, blocks, scores)
             for row in range(count):
                 softmax(memory, row, length, scale)
-            for block in range(head_width // LANES):
-                values = memory.values.ctypes.data + 4 * LANES * block * memory.values.shape[1]
-                weights = memory.weights.ctypes.data
-                score_tile(
-                    qkv, weights, stride_of_weights, values, words_of_weights, tile, 4 * LANES
-                )
-                column = head * head_width + LANES * block
-                for row in range(count):
-                    y = load_float(tile + 4 * LANES * row) * fill(F(1) / memory.totals[row])
-                    store(out, place(out, start + query + row, column), y)
+            multiply_blocks(
+                qkv, weights, weights_stride, values, values_stride, pairs, of_head, tile
+            )
+            for row in range(count):
+                inverse = fill(memory.inverses[row])
+                for j in range(0, head_width, LANES):
+                    y = load_float(tile[0] + row * tile[1] + 4 * j) * inverse
+                    store(out, place(out, start + query + row, column + j), y)
 
 
 # --- a block --------------------------------------------------------------------------------------
@@ -536,7 +559,7 @@ def _new_run_block(source_hash: int) -> Any:
 
 def _new_pack(source_hash: int) -> Any:
     def pack(weight: Any, out: Any) -> None:
-        """The words (N, W) of a matrix -> tiles (tiles, W, COLUMNS)."""
+        """The words (N, W) of a matrix -> `Weight.words`."""
         if source_hash != 0:
             _pack(weight, out)
 

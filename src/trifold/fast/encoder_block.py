@@ -244,14 +244,14 @@ def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
         heads=aligned((rows, shapes.width), np.float32) if is_int8 else in_rows,
         sums=aligned((rows, shapes.width), np.float32),
         row=np.zeros(shapes.width, np.float32),
-        tile=aligned((loops.ROWS, loops.COLUMNS), np.float32),
+        tile=aligned((max(loops.ROWS * loops.COLUMNS, loops.QUERIES * head_width),), np.float32),
         activated=aligned((inner_rows, shapes.inner), np.float32) if is_int8 else inner,
         inner=inner,
         keys=aligned((keys // LANES, words, LANES), np.uint32),
         values=aligned((head_width // LANES, keys, LANES), np.uint32),
         scores=scores,
         weights=scores if states == np.float32 else aligned((loops.QUERIES, keys), states),
-        totals=np.zeros(loops.QUERIES, np.float32),
+        inverses=np.zeros(loops.QUERIES, np.float32),
     )
     return tuple(memory)
 

@@ -412,23 +412,29 @@ def _add_products(kind: Any, builder: Any, total: Any, a: Any, b: Any) -> Any:
     return _assembly(builder, f"{name} $3, $2, $0", "=v,0,v,v", total.type, total, a, b)
 
 
-def new_tile(rows: int, vectors: int) -> Any:
-    """A function tile(array, a, a_stride, b, words, out, out_stride): `rows` rows at the address a,
-    each of so many words, times b -> out (rows, 16 · vectors) of 32 bits. Strides are in bytes.
+def new_tile(rows: int, vectors: int, *, together: bool = False) -> Any:
+    """A function tile(array, a, a_stride, b, b_stride, words, out, out_stride): `rows` rows at the
+    address a, each of so many words, times b -> out (rows, 16 · vectors) of 32 bits. Strides are in
+    bytes.
 
-    b has for each word of a row 16 · vectors words, one for each column. The array has the type of
-    a: fp32, bf16 (uint16), or unsigned bytes, which are multiplied with signed ones in b. The sums
-    stay in registers.
+    b has for each word of a row 16 words, one for each of 16 columns; the next 16 columns are
+    b_stride away. together: the words of all columns follow each other, and b_stride is not read;
+    that leaves registers for the addresses of more rows. The array has the type of a: fp32, bf16
+    (uint16), or unsigned bytes, which are multiplied with signed ones in b. The sums stay in
+    registers.
     """
-    width = 4 * LANES * vectors
+    step = 4 * LANES
+    word_stride = step * vectors if together else step
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _, a, a_stride, b, words, out, out_stride = values
+        _, a, a_stride, b, b_stride, words, out, out_stride = values
         kind = signature.args[0].dtype
         total_kind = _WORDS if kind == types.uint8 else _FLOATS
         zero = _constant(total_kind, 0 if kind == types.uint8 else 0.0)
         number = [ir.Constant(_INT64, row) for row in range(rows)]
         starts = [builder.add(a, builder.mul(a_stride, each)) for each in number]
+        if together:
+            b_stride = ir.Constant(_INT64, step)
         before = builder.block
         body = builder.append_basic_block("words")
         after = builder.append_basic_block("store")
@@ -437,12 +443,10 @@ def new_tile(rows: int, vectors: int) -> Any:
         word = builder.phi(_INT64)
         word.add_incoming(ir.Constant(_INT64, 0), before)
         totals = [builder.phi(total_kind) for _ in range(rows * vectors)]
-        start = builder.add(b, builder.mul(word, ir.Constant(_INT64, width)))
-        columns = [
-            _load(builder, builder.add(start, ir.Constant(_INT64, 4 * LANES * each)), _WORDS)
-            for each in range(vectors)
-        ]
         offset = builder.mul(word, ir.Constant(_INT64, 4))
+        start = builder.add(b, builder.mul(word, ir.Constant(_INT64, word_stride)))
+        places = [builder.add(start, builder.mul(b_stride, each)) for each in number[:vectors]]
+        columns = [_load(builder, each, _WORDS) for each in places]
         sums = []
         for row in range(rows):
             own = _splat(builder, _load(builder, builder.add(starts[row], offset), _INT32))
@@ -470,10 +474,11 @@ def new_tile(rows: int, vectors: int) -> Any:
         a: Any,
         a_stride: Any,
         b: Any,
+        b_stride: Any,
         words: Any,
         out: Any,
         out_stride: Any,
     ) -> Any:
-        return types.void(array, *[types.int64] * 6), generate
+        return types.void(array, *[types.int64] * 7), generate
 
     return tile
