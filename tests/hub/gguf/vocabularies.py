@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import sentencepiece
@@ -26,6 +27,10 @@ SAMPLES = [
     "Größe über Zürich — „Anführung“", "", " ", "x", "日本語 und emoji 🙂", "CamelCaseWord ABCdef",
     "word\u00a0with\u2003spaces", "a\r\nb", "http://x.y/z?q=1&r=2", "    indented",
 ]  # fmt: skip
+# Letters in other orders, for which the order of merges matters.
+_LETTERS = [letter for letter in TEXT if letter.isalpha()]
+SAMPLES += ["".join(Random(seed).sample(_LETTERS, 20)) for seed in range(40)]
+SAMPLES += ["thequickbrownfox", "overoverlazydogand", "peopledontpeople"]
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 PREFIX = "tokenizer.ggml."
 
