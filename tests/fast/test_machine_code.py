@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,9 +20,15 @@ from trifold.nn import Inputs, Transformer
 pytest.importorskip("numba", reason="the interpreter needs numba: `make setup` installs it")
 from numba import carray, cfunc, types
 
-from trifold.fast import interpreter, machine_code
+from trifold.fast import interpreter, machine_code, object_code
+from trifold.fast.object_code import LoadedCode
 
+HAS_LOADER = sys.platform == "linux" and platform.machine() == "x86_64"
 POINTER = types.void(types.CPointer(types.int64))
+
+
+def needs_loader(value: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.skipif(not HAS_LOADER, reason="LLVM loads it"))
 
 
 def add_two(job: Any) -> None:
@@ -36,18 +43,18 @@ def add_with_the_runtime_of_numba(job: Any) -> None:
     fields[0] += copies.sum()
 
 
-def call(loaded: tuple[int, Any], number: int) -> int:
+def call(loaded: LoadedCode, number: int) -> int:
     job = np.array([number])
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded[0])(job.ctypes.data)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loaded.address)(job.ctypes.data)
     return int(job[0])
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], tuple[int, Any]]:
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], LoadedCode]:
     """Loads as a process does that has this function for the interpreter; None: cannot compile."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "new"))
 
-    def load(function: Any) -> tuple[int, Any]:
+    def load(function: Any) -> LoadedCode:
         monkeypatch.setattr(
             interpreter, "compiled", function and (lambda *_, **__: cfunc(POINTER)(function))
         )
@@ -57,7 +64,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], tup
 
 
 def test_what_one_process_compiles_others_find_on_disk(
-    tmp_path: Path, load: Callable[[Any], tuple[int, Any]]
+    tmp_path: Path, load: Callable[[Any], LoadedCode]
 ) -> None:
     assert call(load(add_two), 5) == 7
     assert call(load(None), 6) == 8
@@ -69,18 +76,54 @@ def test_what_one_process_compiles_others_find_on_disk(
         load(None)
 
 
+def test_both_ways_to_load_code_give_the_same_function(load: Callable[[Any], LoadedCode]) -> None:
+    load(add_two)
+    content = machine_code._read()
+    assert content is not None
+    assert call(machine_code._load_with_llvm(content), 5) == 7
+    loaded = object_code.load(content, machine_code.SYMBOL)
+    if HAS_LOADER:
+        assert loaded is not None and call(loaded, 5) == 7
+
+
+@pytest.mark.skipif(not HAS_LOADER, reason="LLVM loads the code of this system")
+def test_code_that_is_not_understood_is_left_to_llvm(load: Callable[[Any], LoadedCode]) -> None:
+    load(add_two)
+    content = machine_code._read()
+    assert content is not None
+    header = np.frombuffer(content, object_code.HEADER, 1)
+    count, start = int(header["section_count"][0]), int(header["sections"][0])
+
+    def loaded(field: str, value: int, kind: int | None = None) -> LoadedCode | None:
+        """The code after a field of its loaded sections, or of those of a kind, has changed."""
+        changed = bytearray(content)
+        sections = np.frombuffer(changed, object_code.SECTION, count, start)
+        chosen = sections["flags"] & object_code.LOADED > 0
+        if kind is not None:
+            chosen = sections["kind"] == kind
+        sections[field][chosen] |= value
+        return object_code.load(bytes(changed), machine_code.SYMBOL)
+
+    assert loaded("flags", 0) is not None
+    assert loaded("flags", object_code.WRITABLE) is None
+    assert loaded("kind", 2**30, object_code.SYMBOLS) is None
+    assert object_code.load(content, "another_name") is None
+    assert object_code.load(b"\x7fOTHER" + content[6:], machine_code.SYMBOL) is None
+
+
 def test_code_that_needs_the_runtime_of_numba_is_not_written(
-    tmp_path: Path, load: Callable[[Any], tuple[int, Any]]
+    tmp_path: Path, load: Callable[[Any], LoadedCode]
 ) -> None:
     assert call(load(add_with_the_runtime_of_numba), 5) == 10
     assert not (tmp_path / "new").exists()
 
 
-def test_a_process_that_finds_the_code_does_not_import_numba() -> None:
+@pytest.mark.parametrize("library", ["numba", needs_loader("llvmlite")])
+def test_a_process_that_finds_the_code_does_not_import_a_compiler(library: str) -> None:
     machine_code.entry_point()
     code = (
         "import sys; from trifold.fast import machine_code; machine_code.entry_point(); "
-        "sys.exit('numba' in sys.modules)"
+        f"sys.exit({library!r} in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -1,13 +1,16 @@
 """The machine code of the interpreter, kept on disk from one process to the next.
 
 Numba needs half a second to be imported and to load what it has compiled before. A process that
-finds the machine code of an earlier one loads it with llvmlite, which is part of Numba and needs a
-tenth of that. Every process executes the code that is on disk, also the one that has compiled it.
-On Windows, where this is not tested, Numba keeps the code.
+finds the machine code of an earlier one loads it without Numba: by `object_code`, or with llvmlite,
+which is part of Numba, where that does not know the system. Every process executes the code that is
+on disk, also the one that has compiled it. On Windows, where this is not tested, Numba keeps the
+code.
 """
 
 import ctypes
 import os
+import platform
+import sys
 import threading
 from collections.abc import Iterator
 from functools import cache
@@ -17,9 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
-
 from trifold import disk
+from trifold.fast.object_code import LoadedCode, load
 
 if find_spec("numba") is None:
     raise ImportError("Numba compiles what is not on disk")
@@ -35,6 +37,9 @@ PYTHON = ("PyMem_RawMalloc", "PyMem_RawFree")
 MATH = ("floorf", "sqrtf", "tanhf")
 EXTERNAL = {*PYTHON, *MATH, "sched_yield"}  # what the function may call
 
+CPUINFO = Path("/proc/cpuinfo")
+CPUINFO_KEYS = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+
 _lock = threading.Lock()
 
 
@@ -44,34 +49,48 @@ def entry_point() -> int:
     It is loaded or compiled by the first thread that calls this; others wait for it.
     """
     with _lock:
-        return _load()[0]
+        return _load().address
 
 
 @cache
-def _load() -> tuple[int, Any]:
-    """The address of the function, and what owns its memory."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = _target_machine()
+def _load() -> LoadedCode:
     content = _read()
     if content is None:
-        from trifold.fast.interpreter import compiled, module_of  # imports Numba
-
-        is_windows = os.name == "nt"
-        function = compiled(int(_key()[:14], 16), cache=is_windows)
-        if is_windows:
-            return function.address, function
-        module = module_of(function, SYMBOL)
-        if not _external(module) <= EXTERNAL:  # another version of Numba calls its runtime
-            return function.address, function
-        content = bytes(machine.emit_object(module))
+        compiled = _compile()
+        if not isinstance(compiled, bytes):
+            return compiled
+        content = compiled
         _write(content)
+    return load(content, SYMBOL) or _load_with_llvm(content)
+
+
+# --- with LLVM ------------------------------------------------------------------------------------
+
+
+def _compile() -> bytes | LoadedCode:
+    """The object code of the function; the function if only this process can use it."""
+    from trifold.fast.interpreter import compiled, module_of  # imports Numba
+
+    is_windows = os.name == "nt"
+    function = compiled(int(_key()[:14], 16), cache=is_windows)
+    if is_windows:
+        return LoadedCode(function.address, function)
+    module = module_of(function, SYMBOL)
+    if not _external(module) <= EXTERNAL:  # another version of Numba calls its runtime
+        return LoadedCode(function.address, function)
+    return bytes(_target_machine().emit_object(module))
+
+
+def _load_with_llvm(content: bytes) -> LoadedCode:
+    import llvmlite.binding as llvm
+
+    machine = _target_machine()
     for name in PYTHON:
         llvm.add_symbol(name, ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(content))
     engine.finalize_object()
-    return engine.get_function_address(SYMBOL), engine
+    return LoadedCode(engine.get_function_address(SYMBOL), engine)
 
 
 def _external(module: Any) -> set[str]:
@@ -82,24 +101,24 @@ def _external(module: Any) -> set[str]:
 
 def _target_machine() -> Any:
     """This processor, with the options of Numba."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    try:
+        features = str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # unknown to LLVM
+        features = ""
     target = llvm.Target.from_triple(llvm.get_process_triple())
     relocation = "static" if target.name.startswith("x86") else "default"
     return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(),
-        features=_features(),
+        features=features,
         opt=3,
         reloc=relocation,
         codemodel="jitdefault",
         jit=True,
     )
-
-
-def _features() -> str:
-    """The instructions of this processor."""
-    try:
-        return str(llvm.get_host_cpu_features().flatten())
-    except RuntimeError:  # unknown to LLVM
-        return ""
 
 
 # --- on disk --------------------------------------------------------------------------------------
@@ -147,9 +166,18 @@ def _key() -> str:
     key = sha256()
     for name in SOURCES:
         key.update((FOLDER / f"{name}.py").read_bytes())
-    for part in (
-        *(version("numba"), version("llvmlite"), llvm.get_process_triple()),
-        *(llvm.get_host_cpu_name(), _features()),
-    ):
+    for part in (version("numba"), version("llvmlite"), sys.platform, *_processor()):
         key.update(part.encode())
     return key.hexdigest()
+
+
+def _processor() -> list[str]:
+    """Its kind, name and instructions."""
+    try:
+        lines = CPUINFO.read_text("utf-8").partition("\n\n")[0].splitlines()
+    except OSError:
+        import llvmlite.binding as llvm
+
+        return [platform.machine(), llvm.get_host_cpu_name()]
+    known = [line for line in lines if line.partition("\t")[0].rstrip(": ") in CPUINFO_KEYS]
+    return [platform.machine(), *known]
