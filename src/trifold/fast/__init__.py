@@ -10,7 +10,8 @@ Training, to be read in this order: `loops` and `matmul`, then what calls them: 
 Decoding steps: `instruction`, the format; `compiled_decoder`, which translates a stack, with
 `beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
 `thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
-`step_attention`, whose code `machine_code` keeps on disk. Both read the weights of `int8`.
+`step_attention`, whose code `machine_code` keeps on disk and `object_code` loads. Both read the
+weights of `int8`.
 Reading many texts: `packed_encoder`, with the code of `encoder_loops` and `tiles`, for small models
 in fp32; `encoder_block`, with `block_loops` and `lanes`, for other blocks; and `int8_linear`, with
 the weights of `smoothing`.

@@ -90,9 +90,10 @@ class _Loader:
             if section["kind"] != ZEROS:
                 array[start : start + int(section["size"])] = self._entries(section, np.uint8)
         for section in self.sections[self.sections["kind"] == RELOCATIONS]:
-            start = self.starts.get(int(section["info"]))
-            for each in () if start is None else self._entries(section, RELOCATION):
-                self._relocate(each, array, start, base)
+            changed = int(section["info"])
+            if changed in self.starts:
+                for each in self._entries(section, RELOCATION):
+                    self._relocate(each, array, self.starts[changed], base)
         libc = ctypes.CDLL(None, use_errno=True)
         allowed = mmap.PROT_READ | mmap.PROT_EXEC
         if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(memory)), allowed):
