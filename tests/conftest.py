@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# What is imported and collected is no garbage: `pytest_collection_finish` enables it again.
+gc.disable()
+
 # Before torch or the hub is imported: workers share the cores, and tests use no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -56,8 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before the tables of the laws are imported. What is imported and collected is no garbage."""
-    gc.disable()
+    """Before the tables of the laws are imported."""
     os.environ["TRIFOLD_PARTS"] = " ".join(config.getoption("--part"))
     for plugin in config.pluginmanager.get_plugins():
         if type(plugin).__name__ == "WorkerInteractor" and config.getoption("durations") is None:
