@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trifold.fast import encoder_block
 from trifold.fast.int8 import Int8Weight
+from trifold.fast.one_state import head_output
 from trifold.hub.fill import fill_model
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.hooks import capture
@@ -40,6 +41,7 @@ CONFIGS = {
     "pre": SIZES | BERT | {"n_heads": 4, "norm_placement": "pre"},
     "no biases": SIZES
     | {"n_heads": 2, "attention_bias": False, "norm_bias": False, "feed_forward_bias": False},
+    "heads": SIZES | BERT | {"n_heads": 2, "heads": ("pooler", "sequence", "token", "span")},
     "images": {
         **(SIZES | {"n_heads": 1, "norm_placement": "pre", "heads": ("sequence",), "n_labels": 3}),
         **{"image_size": (16, 20), "patch_size": (4, 4), "n_channels": 2, "max_positions": 21},
@@ -47,7 +49,7 @@ CONFIGS = {
     },
 }
 PRECISIONS = ("float32", "bfloat16", "int8")
-cases = pytest.mark.parametrize("name", CONFIGS)
+cases = pytest.mark.parametrize("name", [name for name in CONFIGS if name != "heads"])
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +166,30 @@ def test_what_is_not_finite_stays_in_its_row(precision: str, value: float) -> No
     out = states(model, replace(inputs, segments=segments)).isfinite().split(LENGTHS)
     assert [bool(row.any()) for row in out] == [number != 3 for number in range(len(LENGTHS))]
     assert all(bool(row.all()) for number, row in enumerate(out) if number != 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "blocks"),
+    # The last block computes one state only, which is not the compiled function.
+    [
+        ("heads", "sequence", 1),
+        ("heads", "token", 2),
+        ("heads", "span", 2),
+        ("images", "sequence", 2),
+    ],
+)
+def test_heads_read_compiled_blocks(
+    name: str, head: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = exact_model(name)
+    inputs = inputs_of(name)
+    ran = blocks_run(monkeypatch)
+    got = head_output(model, inputs, head)
+    assert len(ran) == blocks
+    with plain():
+        expected = model.head_outputs(inputs, heads=[head])[head]
+    real = inputs.real if head in ("token", "span") else slice(None)
+    assert relative_error([got[real]], [expected[real]]) < 1e-5
 
 
 def test_padding_of_packed_rows_is_finite() -> None:
