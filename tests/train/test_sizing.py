@@ -104,6 +104,23 @@ def test_nothing_is_cut_silently(tmp_path, lengths):
         assert f": {share:.2%} of all" in line
 
 
+@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+def test_long_pairs_are_reported_with_their_share_of_the_tokens(tmp_path, overflow):
+    file = pairs(tmp_path, texts(300, [5] * 9 + [40]))
+    limits = {"batch__on_overflow": overflow, "model__max_positions": 32}
+    data, lines = load(tmp_path, "translate", file, data__holdout=30, **limits)
+    lengths = data.train.lengths
+    too_long = lengths.max(axis=1) > 32
+    lost = {
+        "truncate": np.maximum(lengths - 32, 0).sum(),
+        "drop": lengths[too_long].sum(),
+    }
+    share = lost[overflow] / lengths.sum()
+    (line,) = [line for line in lines if "pairs are longer" in line and line[0].isdigit()]
+    assert line.startswith(f"{too_long.sum()} of 270 pairs are longer than 32 tokens: ")
+    assert line.endswith(f", {share:.2%} of all tokens") and too_long.any()
+
+
 def test_positions_have_room_for_longer_texts():
     assert [positions_for(n) for n in (1, 42, 60, 100, 200, 5_000)] == [64, 64, 128, 256, 512, 512]
 

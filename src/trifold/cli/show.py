@@ -237,6 +237,8 @@ def _subject_of_recipe(recipe: Recipe) -> Subject:
 
     for line in [*recipe.size_notes, *recipe.notes]:
         print_note(line)
+    if recipe.sized:
+        print_note("these sizes are estimates; training counts the tokens, and may choose others")
     size = recipe.tokenizer.vocab_size
     remark = "with the maximum vocabulary of the recipe"
     if recipe.tokenizer.file is not None and expand_path(recipe.tokenizer.file).exists():

@@ -223,18 +223,24 @@ def _report_epoch(data: TrainingData, view: View) -> None:
 
 
 def _report_overlong(data: TrainingData, view: View) -> None:
-    """Print how many rows are longer than the limit, if there are any."""
+    """Print how many rows are longer than the limit, and the share of the tokens that are not
+    learned, if there are any.
+    """
     lengths = data.train.lengths
     settings = data.batches
-    count = int(overlong(lengths, settings).sum())
-    if not count:
+    too_long = overlong(lengths, settings)
+    count = int(too_long.sum())
+    limit = settings.max_length
+    if limit is None or not count:
         return
     handling = "truncated"
+    lost = int(np.maximum(lengths - limit, 0).sum())
     if settings.on_overflow == "drop":
         handling = "skipped"
+        lost = int(lengths[too_long].sum())
     view.say(
         f"{count:,} of {len(lengths):,} {data.objective.row_name} are longer than "
-        f"{settings.max_length} tokens: {handling}"
+        f"{limit} tokens: {handling}, {lost / lengths.sum():.2%} of all tokens"
     )
 
 
