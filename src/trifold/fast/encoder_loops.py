@@ -126,8 +126,8 @@ def _softmax(scores: Array, rows: int, keys: int) -> None:
 def _attend(q: Array, rows: int, kv: Array, memory: Array, out: Array, width: int) -> None:
     """Attention of one row: q (rows, H·D), kv (S, 2·H·D) -> out (rows, H·D), of heads of `width`.
 
-    memory: for D · S' and rows' · S' numbers, where S' and rows' are rounded up to multiples of
-    LANES and HEAD_TILE. q and out have up to HEAD_TILE - 1 further rows.
+    memory: for LANES + D · S' + rows' · S' numbers, where S' and rows' are rounded up to multiples
+    of LANES and HEAD_TILE. q and out have up to HEAD_TILE - 1 further rows.
     """
     keys = kv.shape[0]
     size = q.shape[1]
@@ -204,23 +204,12 @@ def _part(weights: Array, places: Array, part: int) -> Array:
 
 
 @subroutine
-def _finish_layer(
-    x: Array,
-    rows: int,
-    attended: Array,
-    weights: Array,
-    places: Array,
-    activation: int,
-    epsilon: Any,
-    inner: Array,
-    added: Array,
-) -> None:
-    """What follows the attention of a layer, in place: x (rows, E), attended (rows, H·D). inner
-    (rows, F) and added (rows, E) are memory.
-    """
-    _linear(
-        attended, rows, _part(weights, places, MERGE), _part(weights, places, MERGE_BIAS), added
-    )
+def _finish_layer(x: Array, rows: int, weights: Array, model: Any, memory: Any) -> None:
+    """What follows the attention of a layer, in place: x (rows, E)."""
+    _, places, _, activation, epsilon = model
+    _, _, added, attended, _, inner, _ = memory
+    bias = _part(weights, places, MERGE_BIAS)
+    _linear(attended, rows, _part(weights, places, MERGE), bias, added)
     norm = _part(weights, places, NORM)
     _add_and_norm(x, rows, added, norm, _part(weights, places, NORM_BIAS), epsilon)
     _linear(x, rows, _part(weights, places, IN), _part(weights, places, IN_BIAS), inner)
@@ -242,25 +231,10 @@ def _copy_rows(x: Array, first: int, count: int, out: Array, place: int) -> None
 
 
 @subroutine
-def _encode(
-    x: Array,
-    starts: Array,
-    weights: Array,
-    places: Array,
-    heads: int,
-    activation: int,
-    epsilon: Any,
-    chosen: Array,
-    out: Array,
-    states: Array,
-    few: Array,
-    queries: Array,
-    attended: Array,
-    kv: Array,
-    inner: Array,
-    scores: Array,
-) -> None:
+def _encode(x: Array, starts: Array, model: Any, chosen: Array, out: Array, memory: Any) -> None:
     """See `encode`."""
+    weights, places, heads, _, _ = model
+    states, few, queries, attended, kv, _, scores = memory
     width = x.shape[1]
     n_rows = starts.shape[0] - 1
     layers = weights.shape[0]
@@ -290,29 +264,25 @@ def _encode(
             for row in range(begin, end):
                 place = starts[row] - first
                 length = starts[row + 1] - starts[row]
+                keys = kv[place : place + length]
                 at = row - begin if reads_one else place
-                _attend(
-                    queries[at:],
-                    1 if reads_one else length,
-                    kv[place : place + length],
-                    scores,
-                    attended[at:],
-                    width // heads,
-                )
-            _finish_layer(
-                reading, count, attended, of_layer, places, activation, epsilon, inner, queries
-            )
+                n_queries = 1 if reads_one else length
+                _attend(queries[at:], n_queries, keys, scores, attended[at:], width // heads)
+            _finish_layer(reading, count, of_layer, model, memory)
         _copy_rows(reading, 0, count, out, begin if has_chosen else first)
         begin = end
 
 
 @cache
 def encode() -> Any:
-    """The compiled function (x, starts, weights, places, heads, activation, epsilon, chosen, out).
+    """The compiled function (x, starts, model, chosen, out, memory).
 
     x (N, E) with the rows that begin at starts (B + 1,) -> out (N, E); or, of the tokens chosen
-    (B,), one of each row, -> out (B, E). weights (L, P): of each layer, with the parts that begin
-    at places (13,).
+    (B,), one of each row, -> out (B, E).
+    model: weights (L, P) of each layer, with the parts that begin at places (13,); the number of
+    heads, the code of the activation and ε.
+    memory: for BLOCK and TILE tokens, or a longer row: (·, E) of states, those that are chosen,
+    queries, and what heads read; (·, 2·E) of keys and values, (·, F); and for `_attend`.
     """
     return _compiled(_source_hash())
 
@@ -322,28 +292,10 @@ def _compiled(source_hash: int) -> Any:
 
     @loop
     def encode_rows(
-        x: Array,
-        starts: Array,
-        weights: Array,
-        places: Array,
-        heads: int,
-        activation: int,
-        epsilon: float,
-        chosen: Array,
-        out: Array,
-        states: Array,
-        few: Array,
-        queries: Array,
-        attended: Array,
-        kv: Array,
-        inner: Array,
-        scores: Array,
+        x: Array, starts: Array, model: Any, chosen: Array, out: Array, memory: Any
     ) -> None:
         if source_hash != 0:
-            _encode(
-                *(x, starts, weights, places, heads, activation, epsilon, chosen, out),
-                *(states, few, queries, attended, kv, inner, scores),
-            )
+            _encode(x, starts, model, chosen, out, memory)
 
     return encode_rows
 

@@ -182,25 +182,25 @@ def packed_encoder(stack: Stack, x: Tensor, packing: Any, chosen: Tensor | None 
     width = x.shape[2]
     head_width = attention.sublayer.head_width
     out = torch.zeros(x.shape[1] if chosen is None else len(chosen), width)
+    activation = ACTIVATIONS[network.activation_name]
+    places = np.cumsum([0, *sizes])
     encode()(
-        *(as_array(x[0]), as_array(packing.starts)),
-        *(weights, np.cumsum([0, *sizes]), width // head_width),
-        *(ACTIVATIONS[network.activation_name], attention.after.epsilon),
+        as_array(x[0]),
+        as_array(packing.starts),
+        (weights, places, width // head_width, activation, attention.after.epsilon),
         as_array(packing.starts[:0] if chosen is None else chosen),
         as_array(out),
-        *_memory(packing.shape[1], width, head_width, len(network.in_proj.weight)),
+        _memory(packing.shape[1], width, head_width, len(network.in_proj.weight)),
     )
     return out[None] if chosen is None else out
 
 
-def _memory(longest: int, width: int, head_width: int, inner: int) -> list[NDArray[np.float32]]:
-    """The memory of `encoder_loops` for rows up to a length: of states (4), of keys and values, of
-    the feed-forward network, and of the attention of one row.
-    """
+def _memory(longest: int, width: int, head_width: int, inner: int) -> tuple[Any, ...]:
+    """The memory of `encoder_loops.encode` for rows up to a length."""
     from trifold.fast.encoder_loops import BLOCK, HEAD_TILE, TILE
 
     tokens = max(BLOCK, longest) + TILE
     of_attention = LANES + (head_width + longest + HEAD_TILE) * (longest + LANES)
     sizes = (width, width, width, width, 2 * width, inner)
     of_tokens = [np.zeros((tokens, size), np.float32) for size in sizes]
-    return [*of_tokens, np.zeros(of_attention, np.float32)]
+    return (*of_tokens, np.zeros(of_attention, np.float32))
