@@ -355,6 +355,7 @@ SOUND = {
 }
 
 
+@pytest.mark.slow
 def test_no_value_of_a_parameter_fails_inside(pipeline):
     """Every request with some values for each of its parameters, with others, and without each."""
     rng = random.Random(7)
