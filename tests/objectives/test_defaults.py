@@ -14,7 +14,7 @@ from trifold.hub.families import FAMILIES
 from trifold.hub.folder import describe_misfit
 from trifold.nn import ModelConfig, Transformer
 from trifold.objectives.rates import fine_tuning_rate
-from trifold.recipe import TrainSettings, load_recipe
+from trifold.recipe import TrainSettings, included_recipes, load_recipe
 from trifold.yaml_dialect import load
 
 SENTENCE = "a sentence of some words . "  # 27 bytes
@@ -133,6 +133,13 @@ def test_another_shape_of_a_task_with_one_size_has_defaults_for_the_others(size,
     assert recipe.train.steps == usual.train.steps
     assert getattr(recipe.model, size) == 16
     assert recipe.model.d_ff == 4 * recipe.model.d_model
+
+
+def test_an_included_recipe_that_states_its_steps_leaves_no_size_to_its_data():
+    recipes = included_recipes()
+    names = [name for name, values in recipes.items() if "steps" in values.get("train", {})]
+    sized = {name: load_recipe(name).sized for name in names}
+    assert len(names) > 30 and not any(sized.values()), sized
 
 
 def test_a_run_keeps_its_values_when_the_data_changes(write, tmp_path):
