@@ -27,10 +27,6 @@ HAS_LOADER = sys.platform == "linux" and platform.machine() == "x86_64"
 POINTER = types.void(types.CPointer(types.int64))
 
 
-def needs_loader(value: str) -> Any:
-    return pytest.param(value, marks=pytest.mark.skipif(not HAS_LOADER, reason="LLVM loads it"))
-
-
 def add_two(job: Any) -> None:
     fields = carray(job, 1)
     fields[0] += 2
@@ -118,12 +114,12 @@ def test_code_that_needs_the_runtime_of_numba_is_not_written(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("library", ["numba", needs_loader("llvmlite")])
-def test_a_process_that_finds_the_code_does_not_import_a_compiler(library: str) -> None:
+def test_a_process_that_finds_the_code_does_not_import_a_compiler() -> None:
     machine_code.entry_point()
+    compilers = {"numba", "llvmlite"} if HAS_LOADER else {"numba"}
     code = (
         "import sys; from trifold.fast import machine_code; machine_code.entry_point(); "
-        f"sys.exit({library!r} in sys.modules)"
+        f"sys.exit(not {compilers}.isdisjoint(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
