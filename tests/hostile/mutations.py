@@ -354,6 +354,8 @@ def rename_file(draw: Random, tree: Tree, name: str) -> str | None:
 
 def replace_by_link(draw: Random, tree: Tree, name: str) -> str | None:
     """A link out of the folder, to a valid or another file, to nothing, itself or a device."""
+    if name == tree.opened:  # a file that the user names, which may be a link
+        return None
     up = "../" * (1 + name.count("/"))
     own = Path(name).name
     secret = f'{{"{CANARY}": "{CANARY}"}}' if name.endswith(".json") else f"{CANARY}\n"

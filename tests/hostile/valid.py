@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from tests.cli import kinds_of_runs, readers
 from tests.hub import parity
+from tests.hub.gguf.vocabularies import write_model
 from tests.hub.tiny import TINY
 from tests.models import TWO_LAYERS, add_noise
 from tests.text import folders
@@ -244,6 +245,10 @@ def _run(kind: str) -> None:
     shutil.rmtree(Path(MODEL) / ".lock", ignore_errors=True)
 
 
+def _gguf() -> None:
+    write_model(Path("model.gguf"))
+
+
 def _pictures() -> None:
     readers.pictures_folder(Path(MODEL))
     _picture()
@@ -267,6 +272,7 @@ OURS: dict[str, Valid] = {
     "hub cache": Valid(_hub_cache, DECODER, "models--a--b/snapshots/0123abcd"),
     "chat": Valid(_chat, (*ALWAYS, "generate", "chat", "chat")),
     "adapter": Valid(_adapter, DECODER),
+    "gguf": Valid(_gguf, (*DECODER, "chat"), "model.gguf"),
     "pickle": Valid(_pickled, (*ALWAYS, "pickle", "pickle")),
     "pickles": Valid(partial(_pickled, 3), (*ALWAYS, "pickle", "pickle")),
     "sentences": Valid(_sentences, (*BARE, "embed", "embed", "search", "start from")),

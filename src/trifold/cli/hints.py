@@ -271,7 +271,8 @@ def answer_command(name: str, commands: Sequence[str], words: Sequence[str] = ()
     words: those after it, which replace the model and the text of examples.
     """
     answer = _answer_command(name, commands)
-    formats = [part for word in words for part in re.split(r"\W+", word.lower())]
+    others = [word for word in words if not _is_model(word)]  # a model in GGUF is read
+    formats = [part for word in others for part in re.split(r"\W+", word.lower())]
     foreign = next((part for part in formats if part in NOT_WRITTEN.split()), None)
     if answer is not None and foreign is not None:  # export RUN model.onnx
         answer = _answer_command(foreign, commands)
@@ -304,9 +305,9 @@ _EXAMPLE = re.compile(
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word names a folder, or may be the id of a model in a hub."""
+    """Whether a word names a folder or a GGUF file, or may be the id of a model in a hub."""
     if _exists(word):
-        return Path(word).expanduser().is_dir()
+        return _is_model_path(word)
     return re.fullmatch(r"[\w-]+/[\w.-]+", word) is not None
 
 
@@ -376,12 +377,18 @@ def _is_object(name: str) -> bool:
     return _exists(name) or "=" in name
 
 
+def _is_model_path(word: str) -> bool:
+    """Whether a path leads to a folder or a GGUF file."""
+    path = Path(word).expanduser()
+    return path.is_dir() or path.suffix.lower() == ".gguf"
+
+
 def _about_object(name: str) -> str:
     """What can be done with a file, a folder or a setting that stands in place of a command."""
     quoted = shlex.quote(name)
     if not _exists(name):
         return f"a setting follows the name of a recipe: `trifold train demo {quoted}`"
-    if Path(name).expanduser().is_dir():
+    if _is_model_path(name):
         return (
             f'to use a model: `trifold generate {quoted} "I love dogs."`; to describe it: '
             f"`trifold show {quoted}`"
