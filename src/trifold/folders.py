@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from io import BufferedReader, BytesIO, RawIOBase
@@ -214,6 +214,16 @@ def named(path: AnyPath) -> UntrustedPath:
     if isinstance(path, UntrustedPath):
         return path
     return UntrustedPath(Path(path), Path(path))
+
+
+def names_on_disk(folder: UntrustedPath, patterns: Iterable[str] = ("*",)) -> list[str]:
+    """The paths of what matches the patterns in a folder; of a file that is read like one, its own.
+    Raises CheckpointError for a link that leads out.
+    """
+    if isinstance(folder, FileAsFolder):
+        return [str(folder.path)]
+    found = (path for pattern in patterns for path in folder.glob(pattern))
+    return sorted({str(path) for path in found if path.is_inside()})
 
 
 # The ending of files that are read like folders -> what opens one. `trifold.hub` adds its own.

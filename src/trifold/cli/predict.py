@@ -453,6 +453,7 @@ def _digests(table: str, model: str, out: Path) -> Any:
     in a folder of pictures.
     """
     from trifold.data import compute_digests, expand_path
+    from trifold.folders import names_on_disk
     from trifold.hub import resolve
 
     def is_output(file: Path) -> bool:
@@ -463,7 +464,7 @@ def _digests(table: str, model: str, out: Path) -> Any:
     files: list[Any] = list_files(table, TABLE_FORMATS) or [table]
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if not is_output(file)]
-    return compute_digests([*map(str, files), *map(str, resolve(model).glob("*"))])
+    return compute_digests([*map(str, files), *names_on_disk(resolve(model))])
 
 
 # --- lines of text --------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from trifold.data.files import FOLDER_FORMATS, KnownDigests, is_dataset
 from trifold.data.frames import digest_rows
 from trifold.data.image_sets import list_images
 from trifold.errors import DataError, TrifoldError
-from trifold.folders import UntrustedPath
+from trifold.folders import UntrustedPath, names_on_disk
 from trifold.hub import resolve
 from trifold.hub.names import DOWNLOADED
 from trifold.recipe import Recipe
@@ -113,9 +113,7 @@ def _model_files(folder: UntrustedPath) -> dict[str, str]:
     """The files of a model or tokenizer folder that may be read. Raises CheckpointError for a link
     that leads out.
     """
-    found = (path for pattern in DOWNLOADED for path in folder.glob(pattern))
-    paths = {str(path) for path in found if path.is_inside()}
-    return dict.fromkeys(sorted(paths), "")
+    return dict.fromkeys(names_on_disk(folder, DOWNLOADED), "")
 
 
 def read_data_json(folder: RunFolder) -> dict[str, dict[str, FileDigest]]:

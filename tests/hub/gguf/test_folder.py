@@ -12,7 +12,7 @@ from tests.hub.gguf.writing import CASES
 
 import trifold
 from trifold.errors import CheckpointError
-from trifold.folders import FileAsFolder, folder_or_file, read_bytes
+from trifold.folders import FileAsFolder, folder_or_file, named, names_on_disk, read_bytes
 from trifold.hub import load_model, read_config, resolve
 from trifold.hub.convert import convert
 from trifold.hub.weights import has_weights, read_weights
@@ -48,6 +48,14 @@ def test_a_file_is_read_like_a_folder(llama: Path) -> None:
     with pytest.raises(CheckpointError, match="is too large"):
         read_bytes(config, 10)
     assert read_config(str(llama)).n_layers == 2
+
+
+def test_the_file_stands_for_its_content_in_digests(llama: Path, tmp_path: Path) -> None:
+    assert names_on_disk(resolve(str(llama)), ["*.json"]) == [str(llama)]
+    for name in ("b.json", "a.json", "c.txt"):
+        (tmp_path / name).touch()
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    assert names_on_disk(named(tmp_path), ["*.json", "a*"]) == paths
 
 
 def test_a_name_in_another_case_and_no_file(llama: Path, tmp_path: Path) -> None:
