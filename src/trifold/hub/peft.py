@@ -168,8 +168,8 @@ def save_adapter(
 
 
 def _folder_or_id(base: str, home: UntrustedPath) -> str:
-    """The absolute path of a base that is a folder."""
-    if not Path(base).expanduser().is_dir():
+    """The absolute path of a base that is a folder or a GGUF file."""
+    if not Path(base).expanduser().exists():
         return base
     return str(home.path.resolve())
 
