@@ -17,6 +17,7 @@ CHECKPOINTS: Mapping[str, str] = {
     "images": "google/vit-base-patch16-224-in21k",
     "summarize": "facebook/bart-base",
 }
+OF_TASK = ("model.problem_type", "model.label_names")
 ENCODER = "distilbert/distilbert-base-uncased"  # of texts
 SENTENCES = "sentence-transformers/all-MiniLM-L6-v2"  # of embeddings
 
@@ -65,12 +66,16 @@ def _command(recipe: Recipe, folder: RunFolder, task: Any) -> list[str]:
         base = SENTENCES
     if recipe.start_from is not None:  # that one did not help
         base = "ANOTHER-MODEL"
-    # The sizes of the model are those of the checkpoint.
-    kept = {name: value for name, value in changes.items() if not name.startswith("model.")}
+    kept = {name: value for name, value in changes.items() if not _is_of_checkpoint(name)}
     name = recipe.name
     if name not in recipe_names():
         name += ".yaml"
     return _train(name, kept | {"start_from": base}, folder.path)
+
+
+def _is_of_checkpoint(key: str) -> bool:
+    """Whether a setting is that of a checkpoint: of its model or its tokenizer."""
+    return key.startswith(("model.", "tokenizer.")) and key not in OF_TASK
 
 
 def _has_scores_of_pairs(task: Any) -> bool:
