@@ -157,7 +157,7 @@ def test_baselines_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_a_model_that_loses_says_so_and_what_to_try(tmp_path: Path) -> None:
-    done = train(tmp_path, "classes")
+    done = train(tmp_path, "classes", "model.problem_type=single_label_classification")
     assert (
         "a linear model on words is ahead of this model (accuracy 100.0 ± 0.0 against"
         in unwrapped(done.err)
@@ -168,7 +168,9 @@ def test_a_model_that_loses_says_so_and_what_to_try(tmp_path: Path) -> None:
         if part.startswith("trifold train classify")
     ]
     assert "start_from=" in command and f"data.train={tmp_path / 'classes.jsonl'}" in command
-    assert "model." not in command  # the sizes are those of the checkpoint
+    assert "model.problem_type=" in command
+    # The sizes and the tokenizer are those of the checkpoint.
+    assert "model.d_model" not in command and "tokenizer." not in command
     assert "not clearly better" not in done.err  # what the constant answer reaches is said once
     again = run_command("eval", str(tmp_path / "run"))
     assert f"`{command.replace(' --out', '` --out')}"[:60] in again.err.replace("\n    ", " ")

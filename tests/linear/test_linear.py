@@ -12,6 +12,7 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 
+from trifold.linear import logistic
 from trifold.linear.logistic import fit_classes, fit_labels
 from trifold.linear.matrix import dense
 from trifold.linear.ngrams import character_ngrams, word_ngrams, words_of
@@ -127,6 +128,24 @@ def test_poll_ends_a_fit():
 
     with pytest.raises(KeyboardInterrupt):
         fit_classes(features, torch.from_numpy(labels), 2, 1.0, stop)
+
+
+def test_a_fit_of_too_much_work_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = labelled(4)
+    _, features = Tfidf.fit(word_ngrams, rows)
+    products: list[None] = []
+
+    def count() -> None:
+        products.append(None)
+
+    fit_classes(features, torch.from_numpy(labels), 4, 10.0, count)
+    assert len(products) > logistic.FEWEST_PRODUCTS
+    products.clear()
+    monkeypatch.setattr(logistic, "WORK", 0)
+    model = fit_classes(features, torch.from_numpy(labels), 4, 10.0, count)
+    assert len(products) == logistic.FEWEST_PRODUCTS
+    right = model.logits(features).argmax(1).numpy() == labels
+    assert right.mean() > 0.7
 
 
 # --- overlap --------------------------------------------------------------------------------------

@@ -19,6 +19,10 @@ from trifold.linear.matrix import Features
 TOLERANCE = 1e-4  # of the gradient, as a share of the first one
 STEPS = 50
 DIRECTION_STEPS = 50  # of conjugate gradients
+# Multiplications after which a fit of very many features and classes ends, in seconds. Its weights
+# are smaller than those of the minimum, which hardly changes its predictions.
+WORK = 3_000_000_000
+FEWEST_PRODUCTS = 20  # with the features
 HALVINGS = 20  # of a step that does not reduce the loss
 SUFFICIENT = 1e-4  # share of the reduction that the gradient promises
 Poll: TypeAlias = Callable[[], None]
@@ -109,6 +113,7 @@ def _minimize(
     def value(logits: Tensor, parameters: Tensor) -> Tensor:
         return loss.sum(logits) / rows + (decay * parameters**2).sum() / 2
 
+    left = max(FEWEST_PRODUCTS, WORK // max(1, features.work * columns))
     logits = outputs(parameters)
     current = value(logits, parameters)
     smallest = None
@@ -118,15 +123,18 @@ def _minimize(
         norm = slope.norm()
         if smallest is None:
             smallest = TOLERANCE * norm
-        if norm <= smallest:
+        if norm <= smallest or left <= 0:
             break
 
         def curved(direction: Tensor, probabilities: Tensor = probabilities) -> Tensor:
+            nonlocal left
             poll()
+            left -= 1
             return gradient(loss.curved(probabilities, outputs(direction))) + decay * direction
 
         # The closer to the minimum, the more exact the direction: convergence is quadratic.
-        direction = conjugate_gradients(curved, -slope, min(0.5, float(norm) ** 0.5))
+        accuracy = min(0.5, float(norm) ** 0.5)
+        direction = conjugate_gradients(curved, -slope, accuracy, min(DIRECTION_STEPS, left))
         promised = (slope * direction).sum()
         change = outputs(direction)
         step = 1.0

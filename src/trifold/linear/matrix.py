@@ -10,6 +10,8 @@ from torch import Tensor
 
 from trifold.linear.ngrams import Ids
 
+SPARSE = 8  # times as long
+
 
 @dataclass(frozen=True)
 class Features:
@@ -33,6 +35,13 @@ class Features:
         if self.matrix.layout == torch.sparse_csr:
             return int(self.matrix.values().numel())
         return self.matrix.numel()
+
+    @property
+    def work(self) -> int:
+        """Multiplications of a product with a vector; one of a sparse matrix counts several times,
+        for which it takes as long.
+        """
+        return self.size * (1 if self.matrix.layout == torch.strided else SPARSE)
 
     def times(self, weights: Tensor) -> Tensor:
         """(N, C) of weights (F, C)."""
