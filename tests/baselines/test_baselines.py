@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.command_line import run_command
 from tests.recipes import SIZES
 
-from trifold.baselines.comparison import Comparison, Measured
+from trifold.baselines.comparison import Comparison, MeasuredSystem
 from trifold.baselines.stored import FILE, load_baselines
 from trifold.baselines.table import BASELINES, KINDS
 from trifold.nn import Transformer
@@ -241,7 +241,7 @@ def test_a_resample_has_the_same_rows_of_the_model_and_of_the_baselines(tmp_path
 
 def comparison(model: float, baseline: float, low: float, high: float) -> Comparison:
     systems = [
-        Measured(name, {"accuracy": value}, {"accuracy": (value - 2, value + 1)}, lead)
+        MeasuredSystem(name, {"accuracy": value}, {"accuracy": (value - 2, value + 1)}, lead)
         for name, value, lead in (("this model", model, None), ("a rule", baseline, (low, high)))
     ]
     return Comparison("accuracy", 1_000, "texts", systems[0], (systems[1],))

@@ -25,7 +25,7 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSystem:
     """The scores of a model or a baseline, and the 95 % interval of each.
 
     lead: the interval of the score of the model minus that of the baseline, on the same resamples.
@@ -56,11 +56,11 @@ class Comparison:
     score: str
     count: int
     noun: str
-    model: Measured
-    baselines: tuple[Measured, ...] = ()
+    model: MeasuredSystem
+    baselines: tuple[MeasuredSystem, ...] = ()
 
     @property
-    def best(self) -> Measured | None:
+    def best(self) -> MeasuredSystem | None:
         """The baseline with the highest score."""
         return max(self.baselines, key=lambda each: each.scores[self.score], default=None)
 
@@ -70,7 +70,7 @@ class Comparison:
         return any(each.lead is not None and each.lead[1] < 0 for each in self.baselines)
 
     @property
-    def rivals(self) -> list[Measured]:
+    def rivals(self) -> list[MeasuredSystem]:
         """The baselines that the model is not clearly ahead of."""
         return [each for each in self.baselines if each.lead is None or each.lead[0] <= 0]
 
@@ -96,9 +96,9 @@ class Comparison:
         return cls(*fields, _measured(values["model"]), baselines)
 
 
-def _measured(values: Any) -> Measured:
+def _measured(values: Any) -> MeasuredSystem:
     lead = values["lead"]
-    return Measured(
+    return MeasuredSystem(
         str(values["name"]),
         {str(name): float(value) for name, value in values["scores"].items()},
         {str(name): _interval(pair) for name, pair in values["intervals"].items()},
@@ -192,7 +192,7 @@ class MeasuredBaselines:
         if resampled is None or resampled.examples < FEWEST_ROWS or key not in scores:
             return None
         of_model = _Resampled(scores, _draws(resampled))
-        model = Measured("this model", of_model.scores, of_model.intervals)
+        model = MeasuredSystem("this model", of_model.scores, of_model.intervals)
         baselines = []
         for baseline, measured in zip(self.fitted, self.measured, strict=True):
             lead = None
@@ -200,7 +200,7 @@ class MeasuredBaselines:
                 lead = _middle(of_model.draws[key] - measured.draws[key])
             facts = baseline.rows, baseline.seconds
             baselines.append(
-                Measured(baseline.name, measured.scores, measured.intervals, lead, *facts)
+                MeasuredSystem(baseline.name, measured.scores, measured.intervals, lead, *facts)
             )
         return Comparison(key, resampled.examples, resampled.noun, model, tuple(baselines))
 
@@ -210,7 +210,7 @@ def compare_texts(key: str, scores: dict[str, float], resampled: Resampled) -> C
     if resampled.examples < FEWEST_ROWS or key not in scores:
         return None
     of_model = _Resampled(scores, _draws(resampled))
-    model = Measured("this model", scores, of_model.intervals)
+    model = MeasuredSystem("this model", scores, of_model.intervals)
     return Comparison(key, resampled.examples, resampled.noun, model)
 
 

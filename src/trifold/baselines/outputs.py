@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from trifold.baselines.baseline import LabelledRows, Poll
 from trifold.linear.logistic import LinearModel, fit_classes, fit_labels
-from trifold.linear.matrix import Features
+from trifold.linear.matrix import FeatureMatrix
 from trifold.linear.ngrams import Ids
 from trifold.linear.ridge import fit_ridge
 from trifold.nn.config import MULTI, REGRESSION
@@ -28,7 +28,7 @@ def known_rows(task: Any, labels: NDArray[Any]) -> Ids:
 
 
 def fit_outputs(
-    task: Any, features: Features, train: LabelledRows, strength: float, poll: Poll
+    task: Any, features: FeatureMatrix, train: LabelledRows, strength: float, poll: Poll
 ) -> LinearModel:
     """The linear model of the labels. strength: C of logistic regression, 1 / alpha of ridge."""
     labels = torch.from_numpy(train.labels)
@@ -39,7 +39,7 @@ def fit_outputs(
     return fit_classes(features, labels, task.classes, strength, poll)
 
 
-def predict_outputs(task: Any, model: LinearModel, features: Features) -> NDArray[Any]:
+def predict_outputs(task: Any, model: LinearModel, features: FeatureMatrix) -> NDArray[Any]:
     """(N,) classes or numbers, or (N, C) labels."""
     logits = model.logits(features).numpy()
     if problem_of(task) == REGRESSION:

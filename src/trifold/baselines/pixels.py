@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from trifold.baselines.baseline import Baseline, LabelledRows, Poll, State
 from trifold.baselines.outputs import fit_outputs, known_rows, predict_outputs
 from trifold.linear.logistic import LinearModel
-from trifold.linear.matrix import Features, dense
+from trifold.linear.matrix import FeatureMatrix, dense
 
 SIDE = 32  # pixels, to which larger images are averaged
 STRENGTH = 0.01  # C; there are many pixels, whose neighbours are alike
@@ -45,7 +45,7 @@ class PixelModel(Baseline):
     def predict(self, task: Any, rows: LabelledRows) -> NDArray[Any]:
         return predict_outputs(task, self.model, self._features(rows))
 
-    def _features(self, rows: LabelledRows) -> Features:
+    def _features(self, rows: LabelledRows) -> FeatureMatrix:
         return dense(_pixels(rows) - self.means)
 
     def state(self) -> State:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.linear.matrix import Features
+from trifold.linear.matrix import FeatureMatrix
 
 TOLERANCE = 1e-4  # of the gradient, as a share of the first one
 STEPS = 50
@@ -39,7 +39,7 @@ class LinearModel:
     weights: Tensor
     bias: Tensor
 
-    def logits(self, features: Features) -> Tensor:
+    def logits(self, features: FeatureMatrix) -> Tensor:
         """(N, C)."""
         return features.times(self.weights.to(features.dtype)) + self.bias.to(features.dtype)
 
@@ -56,7 +56,7 @@ class _Loss(NamedTuple):
 
 
 def fit_classes(
-    features: Features, labels: Tensor, classes: int, strength: float, poll: Poll = ignore
+    features: FeatureMatrix, labels: Tensor, classes: int, strength: float, poll: Poll = ignore
 ) -> LinearModel:
     """The model of one class of several. labels (N,): classes; strength: C.
 
@@ -82,7 +82,7 @@ def fit_classes(
 
 
 def fit_labels(
-    features: Features, labels: Tensor, strength: float, poll: Poll = ignore
+    features: FeatureMatrix, labels: Tensor, strength: float, poll: Poll = ignore
 ) -> LinearModel:
     """The model of any number of labels, each of which is a problem of its own. labels (N, C)."""
     expected = labels.to(features.dtype)
@@ -96,7 +96,7 @@ def fit_labels(
 
 
 def _minimize(
-    features: Features, columns: int, strength: float, loss: _Loss, poll: Poll
+    features: FeatureMatrix, columns: int, strength: float, loss: _Loss, poll: Poll
 ) -> LinearModel:
     """Newton's method. All parameters are one tensor (F + 1, C), whose last row is the bias."""
     rows, count = features.shape

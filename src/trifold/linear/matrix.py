@@ -14,7 +14,7 @@ SPARSE = 8  # times as long
 
 
 @dataclass(frozen=True)
-class Features:
+class FeatureMatrix:
     """Features (N, F) of N rows; both tensors are sparse (CSR) or dense, in float64 or float32."""
 
     matrix: Tensor
@@ -52,18 +52,18 @@ class Features:
         return self.transposed @ errors
 
 
-def dense(values: NDArray[np.floating] | Tensor) -> Features:
+def dense(values: NDArray[np.floating] | Tensor) -> FeatureMatrix:
     """Features that are not sparse."""
     matrix = torch.as_tensor(values)
-    return Features(matrix, matrix.T)
+    return FeatureMatrix(matrix, matrix.T)
 
 
 def sparse(
     rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int, int]
-) -> Features:
+) -> FeatureMatrix:
     """The features with the values at (row, column), sorted by rows; all others are 0."""
     by_column = np.argsort(columns, kind="stable")
-    return Features(
+    return FeatureMatrix(
         _csr(rows, columns, values, shape),
         _csr(columns[by_column], rows[by_column], values[by_column], shape[::-1]),
     )

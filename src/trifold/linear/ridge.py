@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from trifold.linear.logistic import LinearModel, conjugate_gradients
-from trifold.linear.matrix import Features
+from trifold.linear.matrix import FeatureMatrix
 
 TOLERANCE = 1e-7  # of the residual, as a share of the first one
 STEPS = 500
 
 
-def fit_ridge(features: Features, numbers: Tensor, strength: float) -> LinearModel:
+def fit_ridge(features: FeatureMatrix, numbers: Tensor, strength: float) -> LinearModel:
     """The model of numbers (N,)."""
     numbers = numbers.to(features.dtype)[:, None]
     mean = numbers.mean()

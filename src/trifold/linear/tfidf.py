@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.linear.matrix import Features, sparse
+from trifold.linear.matrix import FeatureMatrix, sparse
 from trifold.linear.ngrams import Analyzer, Ids, Terms
 
 
@@ -26,7 +26,7 @@ class Tfidf:
     @classmethod
     def fit(
         cls, analyzer: Analyzer, texts: Sequence[str], most: int | None = None
-    ) -> tuple["Tfidf", Features]:
+    ) -> tuple["Tfidf", FeatureMatrix]:
         """The n-grams of these texts, and the features of the texts.
 
         most: the number of n-grams; those in the fewest texts are left out until it is reached.
@@ -51,14 +51,14 @@ class Tfidf:
     def _columns(self) -> dict[str, int]:
         return {name: column for column, name in enumerate(self.names)}
 
-    def transform(self, texts: Sequence[str]) -> Features:
+    def transform(self, texts: Sequence[str]) -> FeatureMatrix:
         """The features (N, F) of other texts; n-grams that are not known are left out."""
         terms = self.analyzer(texts)
         rows, ids, counts = _counted(terms)
         columns = np.array([self._columns.get(name, -1) for name in terms.names], np.int64)
         return self._weighted(rows, columns[ids], counts, len(texts))
 
-    def _weighted(self, rows: Ids, columns: Ids, counts: Ids, texts: int) -> Features:
+    def _weighted(self, rows: Ids, columns: Ids, counts: Ids, texts: int) -> FeatureMatrix:
         known = columns >= 0
         rows = rows[known]
         columns = columns[known]

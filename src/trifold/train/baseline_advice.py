@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trifold.baselines.comparison import Comparison, Measured
+from trifold.baselines.comparison import Comparison, MeasuredSystem
 from trifold.baselines.table import evaluated
 from trifold.nn.config import REGRESSION
 from trifold.recipe import Recipe, recipe_names
@@ -39,7 +39,7 @@ def advise_baselines(
     return [f"advice: {describe_rival(comparison, best)}; try more rows, or `{command}`"]
 
 
-def describe_rival(comparison: Comparison, rival: Measured) -> str:
+def describe_rival(comparison: Comparison, rival: MeasuredSystem) -> str:
     """How a baseline compares with a model that is not clearly ahead of it."""
     key = comparison.score
     found = rival.describe(key)
