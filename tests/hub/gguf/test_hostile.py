@@ -49,7 +49,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no layers": ({"block_count": 0}, "block_count: 0 is not an integer from 1"),
     "a layer more": ({"block_count": 3}, "missing: model.layers.2"),
     "a layer less": ({"block_count": 1}, "not known: 'model.layers.1"),
-    "many layers": ({"block_count": 2**31 - 1}, "block_count|num_hidden_layers|layers"),
+    "many layers": (
+        {"block_count": 2**31 - 1},
+        "block_count: 2147483647 is not an integer from 1 to 4,096",
+    ),
+    "many experts": ({"expert_count": 2**31 - 1}, "expert_count: 2147483647 is not an integer fr"),
     "another width": ({"embedding_length": 64}, "wrong shape"),
     "positions": ({"context_length": 0}, "context_length: 0 is not an integer from 1"),
     "epsilon of NaN": (

@@ -14,6 +14,9 @@ from trifold.settings import similar
 
 REMEDY = "copy the file again, or convert the model again"
 MAX_SIZE = 2**31 - 1
+# Sizes of which each unit is a name or a module, so that a large one would take all memory; the
+# largest in use are a tenth.
+MOST = dict.fromkeys((".block_count", ".decoder_block_count", ".expert_count"), 2**12)
 ARCHITECTURE = "general.architecture"
 REQUIRED: Any = ...  # the default of keys that must be there
 
@@ -83,8 +86,9 @@ class Metadata:
         value = self.values[self.name(key)]
         if isinstance(value, np.ndarray):
             value = self._single(key, value)
-        if type(value) is not int or not least <= value <= MAX_SIZE:
-            raise self.error(key, f"{value!r:.60} is not an integer from {least} to {MAX_SIZE:,}")
+        most = MOST.get(key, MAX_SIZE)
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(key, f"{value!r:.60} is not an integer from {least} to {most:,}")
         return value
 
     def _single(self, key: str, values: np.ndarray[Any, Any]) -> Any:
