@@ -43,7 +43,8 @@ def main() -> None:
         trees = {"reference": sources_of(options.reference, folder), "here": ROOT / "src"}
         write_tables(folder, options.rows)
         command = ["train", "classify", "data.train=train.csv", "--out", "run", *TRAINING.split()]
-        start(trees["here"], folder, command).wait()
+        # The older tree trains: it may not know the settings of a newer run.
+        start(trees["reference"], folder, command).wait()
         rates: dict[str, list[float]] = {name: [] for name in trees}
         for _ in range(options.runs):
             for name, source in trees.items():
