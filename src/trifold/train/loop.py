@@ -23,7 +23,7 @@ from torch import Tensor
 from trifold import fast
 from trifold.baselines.stored import read_comparison
 from trifold.data.frames import data_overrides
-from trifold.errors import UsageError
+from trifold.errors import UsageError, plural
 from trifold.folders import AnyPath, UntrustedPath, named
 from trifold.installation import install_command
 from trifold.recipe import Recipe, TrainSettings, is_run, load_recipe
@@ -228,7 +228,7 @@ def describe_epochs(data: TrainingData) -> str:
     settings = data.recipe.train
     epochs = settings.steps * settings.accumulate / len(data.plan(data.train, 0))
     number = f"{epochs:.0f}" if epochs >= 10 else f"{epochs:.2g}"
-    return f"{settings.steps:,} steps are {number} epoch{'s' * (number != '1')}"
+    return f"{plural(settings.steps, 'step')}, {number} epoch{'s' * (number != '1')}"
 
 
 def describe_finished(
