@@ -14,9 +14,7 @@ All functions are compiled into one. A is the type of the rows that enter a matm
 
 from __future__ import annotations
 
-from functools import cache, wraps
-from hashlib import sha256
-from pathlib import Path
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +44,7 @@ from trifold.fast.lanes import (
     sum_of,
 )
 from trifold.fast.loops import Array, F
+from trifold.fast.sources import source_hash
 
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 # A function of its own in the machine code, which only other functions here call.
@@ -511,22 +510,14 @@ def _pack(weight: Any, out: Any) -> None:
 SOURCES = ("block_loops", "lanes", "loops")
 
 
-@cache
-def _source_hash() -> int:
-    key = sha256()
-    for name in SOURCES:
-        key.update((Path(__file__).parent / f"{name}.py").read_bytes())
-    return int(key.hexdigest()[:14], 16)
-
-
-def _compiled(new: Any, source_hash: int) -> Any:
+def _compiled(new: Any, key: int) -> Any:
     """Numba finds what it keeps on disk by this file and by the values in the closure of the
     function: the hash of all source files.
     """
-    return njit(**OPTIONS, cache=True)(new(source_hash))
+    return njit(**OPTIONS, cache=True)(new(key))
 
 
-def _new_run_block(source_hash: int) -> Any:
+def _new_run_block(key: int) -> Any:
     def run_block(
         x: Any,
         starts: Any,
@@ -543,7 +534,7 @@ def _new_run_block(source_hash: int) -> Any:
         The tuples have the order of the classes above. They are plain, because what Numba keeps on
         disk cannot be read any more after a class of its arguments has another name.
         """
-        if source_hash != 0:
+        if key != 0:
             block = BlockWeights(
                 Weight(*weights[0]),
                 Weight(*weights[1]),
@@ -557,14 +548,14 @@ def _new_run_block(source_hash: int) -> Any:
     return run_block
 
 
-def _new_pack(source_hash: int) -> Any:
+def _new_pack(key: int) -> Any:
     def pack(weight: Any, out: Any) -> None:
         """The words (N, W) of a matrix -> `Weight.words`."""
-        if source_hash != 0:
+        if key != 0:
             _pack(weight, out)
 
     return pack
 
 
-run_block = _compiled(_new_run_block, _source_hash())
-pack = _compiled(_new_pack, _source_hash())
+run_block = _compiled(_new_run_block, source_hash(*SOURCES))
+pack = _compiled(_new_pack, source_hash(*SOURCES))

@@ -6,8 +6,6 @@ other loops. N tokens of B rows, E model width, F inner width, H heads, D head s
 """
 
 from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from trifold.fast.loops import (
     subroutine,
     to_ordered_int,
 )
+from trifold.fast.sources import source_hash
 from trifold.fast.step_linear import activate
 from trifold.fast.tiles import LANES, tile_of
 
@@ -284,23 +283,17 @@ def encode() -> Any:
     memory: for BLOCK and TILE tokens, or a longer row: (·, E) of states, those that are chosen,
     queries, and what heads read; (·, 2·E) of keys and values, (·, F); and for `_attend`.
     """
-    return _compiled(_source_hash())
+    return _compiled(source_hash(*SOURCES))
 
 
-def _compiled(source_hash: int) -> Any:
+def _compiled(key: int) -> Any:
     """Numba finds what it compiled before by this file and the values in the closure."""
 
     @loop
     def encode_rows(
         x: Array, starts: Array, model: Any, chosen: Array, out: Array, memory: Any
     ) -> None:
-        if source_hash != 0:
+        if key != 0:
             _encode(x, starts, model, chosen, out, memory)
 
     return encode_rows
-
-
-def _source_hash() -> int:
-    folder = Path(__file__).parent
-    content = b"".join((folder / f"{name}.py").read_bytes() for name in SOURCES)
-    return int(sha256(content).hexdigest()[:14], 16)

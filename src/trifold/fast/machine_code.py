@@ -22,11 +22,11 @@ from typing import Any
 
 from trifold import disk
 from trifold.fast.object_code import LoadedCode, load
+from trifold.fast.sources import FOLDER, sources_digest
 
 if find_spec("numba") is None:
     raise ImportError("Numba compiles what is not on disk")
 
-FOLDER = Path(__file__).parent
 SOURCES = (
     *("instruction", "interpreter", "intrinsics", "loops", "machine_code"),
     *("step_attention", "step_linear"),
@@ -163,12 +163,9 @@ def _name() -> str:
 @cache
 def _key() -> str:
     """The hash of these sources, libraries and this processor."""
-    key = sha256()
-    for name in SOURCES:
-        key.update((FOLDER / f"{name}.py").read_bytes())
-    for part in (version("numba"), version("llvmlite"), sys.platform, *_processor()):
-        key.update(part.encode())
-    return key.hexdigest()
+    libraries = (version("numba"), version("llvmlite"), sys.platform)
+    parts = (sources_digest(*SOURCES), *libraries, *_processor())
+    return sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _processor() -> list[str]:

@@ -34,7 +34,7 @@ class Plan(NamedTuple):
 
     def interval(self, steps: int) -> int:
         """The steps between validations."""
-        return min(steps, 500, max(20, ceil(steps / self.validations)))
+        return min(steps, 500, max(20, -(-steps // self.validations)))
 
     def rows_for(self, rows: int) -> int | None:
         """The rows of a batch for this many rows of data: more if the epochs would take more than
