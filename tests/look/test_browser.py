@@ -677,8 +677,9 @@ def test_a_click_forces_a_token_on_the_live_page(tab, pipeline):
     tab.locator("svg.figure g.link").nth(5).click(force=True)
     tab.get_by_text("Every output begins with").wait_for()
     forced = search(session, TEXT, [token["id"]])
-    shown = tab.locator("[aria-label='List of outputs'] tbody tr").first.text_content()
-    assert forced["outputs"][0]["text"] in shown and "forced" in tab.evaluate("location.hash")
+    first = tab.locator("[aria-label='List of outputs'] tbody tr").first
+    first.filter(has_text=forced["outputs"][0]["text"]).wait_for()
+    assert "forced" in tab.evaluate("location.hash")
 
 
 @pytest.mark.parametrize("figure", ["positions", "masks", "schedules"])

@@ -4,7 +4,6 @@ from hashlib import sha256
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-INT64_DIGITS = 14  # hexadecimal: a positive integer of 64 bits
 
 
 def sources_digest(*names: str) -> str:
@@ -17,4 +16,4 @@ def sources_digest(*names: str) -> str:
 
 def source_hash(*names: str) -> int:
     """The same as an integer, which a compiled function can have in its closure."""
-    return int(sources_digest(*names)[:INT64_DIGITS], 16)
+    return int(sources_digest(*names)[:14], 16)  # below 2**63
