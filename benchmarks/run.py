@@ -21,6 +21,7 @@ BENCHMARKS = {
     "generate": HERE / "generate" / "run.py",
     "encode": HERE / "encode" / "run.py",
     "decoder": HERE / "train_decoder" / "run.py",
+    "defaults": HERE / "defaults" / "run.py",
     "contention": HERE / "contention.py",
 }
 
