@@ -196,11 +196,6 @@ UNREAD = {
     26: "I32",
     27: "I64",
 }
-READ = {
-    **{16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"},
-    **{23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 9: "Q8_1", 15: "Q8_K"},
-    **{24: "I8", 25: "I16", 26: "I32", 27: "I64"},
-}
 READ = ", ".join(kind.name for kind in TYPES.values())
 
 
