@@ -18,9 +18,7 @@ from trifold.nn.layers import ACTIVATIONS, FeedForward, Linear
 from trifold.nn.losses import linear_cross_entropy
 from trifold.nn.packing import UNPACKED, Packing
 from trifold.nn.rng import use_thread_rng
-from trifold.nn.stack import Block
 from trifold.nn.variants.windows import Window
-from trifold.nn.walk import LayerInputs
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 Case = tuple[Callable[[], Any], Sequence[Tensor]]
@@ -176,20 +174,6 @@ def packed_attention(crosses: bool) -> Callable[[torch.dtype], Case]:
     return case
 
 
-def encoder_block(dtype: torch.dtype) -> Case:
-    config = ModelConfig(d_model=64, n_heads=2, d_ff=96, vocab_size=8, activation="gelu")
-    layer = randomize(Block(config, memory_width=None), 0.1).to(dtype).eval()
-    x = leaf(1, 288, 64).detach().to(dtype)
-    packing = Packing.of(torch.tensor([200, 50, 37]))
-    inputs = LayerInputs(Mask(packing.attend, packing=packing))
-
-    def compute() -> Tensor:
-        with torch.no_grad():
-            return ops.block(layer, x, inputs)[:, :287]
-
-    return compute, ()
-
-
 def cross_entropy(smoothing: float, *, trains: bool = True) -> Callable[[torch.dtype], Case]:
     def case(dtype: torch.dtype) -> Case:
         hidden, weight, bias = leaf(700, 16), leaf(90, 16), leaf(90)
@@ -264,7 +248,6 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "attend one query after eviction": one_query(window=4, evicted=2),
     "attention packed": packed_attention(False),
     "attention packed across": packed_attention(True),
-    "block": encoder_block,
     "cross_entropy": cross_entropy(0.0),
     "cross_entropy smoothed": cross_entropy(0.1),
     "cross_entropy without gradients": cross_entropy(0.1, trains=False),

@@ -37,7 +37,6 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
-    "packed_encoder": ("float32",),
     "gelu": ("bfloat16",),
     "int8_feed_forward": ("bfloat16",),
     "quantize_rows": ("bfloat16",),
@@ -75,7 +74,7 @@ def kernels() -> tuple[list[Site], list[str]]:
     """Where kernels are called, and the names of all kernels with their precisions."""
     sites, expected = list[Site](), list[str]()
     for name, found in _found():
-        if name == "encoder_block.encoder_block" and not _has_instructions():
+        if name == "encoder_layers.encoder_layers" and not _has_instructions():
             continue
         sites += found
         expected += [f"{name} {each}" for each in PRECISIONS.get(name.split(".", 1)[-1], TYPES)]
@@ -84,9 +83,9 @@ def kernels() -> tuple[list[Site], list[str]]:
 
 
 def _has_instructions() -> bool:
-    """Whether this processor can run the loops of blocks."""
+    """Whether this processor can run the loops of encoders."""
     from trifold.fast import compiled_block
-    from trifold.fast.encoder_block import has_instructions
+    from trifold.fast.encoder_layers import has_instructions
 
     return compiled_block() is not None and has_instructions()
 

@@ -22,7 +22,7 @@ THRESHOLDS: dict[str, Any] = {
     "trifold.fast.attention.QUERY_BLOCK": 8,
     "trifold.fast.cross_entropy.CHUNK": 8,
     "trifold.fast.decoding_step.MIN_WEIGHTS": 0,
-    "trifold.fast.encoder_block.MIN_TOKENS": 0,
+    "trifold.fast.encoder_layers.MIN_TOKENS": 0,
     "trifold.fast.int8.CHUNK": 256,
     "trifold.fast.int8_training.CHUNK": 16,
     "trifold.fast.int8_training.MIN_ROWS": 1,
@@ -31,8 +31,6 @@ THRESHOLDS: dict[str, Any] = {
     "trifold.fast.layers.MANY_ROWS": 9,
     "trifold.fast.layers.MIN_WEIGHTS": 0,
     "trifold.fast.matmul.rule": lambda: MatmulRule(rows=0, width=0, size=0, reuse=0),
-    "trifold.fast.packed_encoder.MIN_TOKENS": 0,
-    "trifold.fast.packed_encoder.has_wide_vectors": lambda: True,
     "trifold.fast.sparse.BLOCK": 4,
     "trifold.nn.variants.linear_attention.CHUNK": 4,
     "trifold.nn.variants.linear_attention.SEGMENT": 8,
@@ -43,25 +41,20 @@ THRESHOLDS: dict[str, Any] = {
 KEPT: dict[str, str] = {
     "attention.MAX_PACKED_FLOAT32_SCORES": "up to which a kernel runs",
     "attention.MAX_PACKED_SCORES": "up to which a kernel runs",
+    "block_loops.ADDRESSES": "not a threshold",
     "block_loops.CHUNK_ROWS": "compiled; laws have more rows",
     "block_loops.COLUMNS": "compiled; laws have more columns",
     "block_loops.INNER_ROWS": "compiled; laws have more rows",
+    "block_loops.MATRICES": "not a threshold",
+    "block_loops.NORMS": "not a threshold",
+    "block_loops.OF_WEIGHT": "not a threshold",
     "block_loops.QUERIES": "compiled; laws have more queries",
     "block_loops.ROWS": "compiled; laws have more rows",
     "block_loops.STEPS": "not a threshold",
     "block_loops.VECTORS": "compiled; laws have more columns",
     "compiled_decoder.UNLIMITED": "not a threshold",
     "cross_entropy.MAX_EXACT_NLL": "precision, without compiled loops",
-    "encoder_block.LANES": "not a threshold",
-    **{
-        f"encoder_loops.{part}{end}": "not a threshold"
-        for part in ("QKV", "MERGE", "NORM", "IN", "OUT", "LAST_NORM")
-        for end in ("", "_BIAS")
-    },
-    "encoder_loops.BLOCK": "compiled into the loops; a law has more tokens",
-    "encoder_loops.HEAD_TILE": "compiled into the loops",
-    "encoder_loops.PANEL": "compiled into the loops",
-    "encoder_loops.TILE": "compiled into the loops",
+    "encoder_layers.LANES": "not a threshold",
     "instruction.FEW_ROWS": "up to which a kernel runs; laws have fewer and more rows",
     "instruction.PREFETCH_BYTES": "compiled into the interpreter",
     "instruction.TASK_BYTES": "compiled into the interpreter",
@@ -75,9 +68,6 @@ KEPT: dict[str, str] = {
     "openmp.MAX_PAUSE": "time",
     "openmp.SAMPLE_SECONDS": "time",
     "openmp.STALL_SECONDS": "time",
-    "packed_encoder.LANES": "a size of the processor",
-    "packed_encoder.MAX_LENGTH": "up to which a kernel runs",
-    "packed_encoder.MAX_WEIGHTS": "up to which a kernel runs",
     "smoothing.COLUMNS": "size of a sample",
     "smoothing.ROWS": "size of a sample",
     "smoothing.SMALLEST": "not a threshold",
@@ -89,8 +79,6 @@ KEPT: dict[str, str] = {
     "thread_pool.MIN_BATCH_TOKENS": "size of batches",
     "thread_pool.STALLS": "not a threshold",
     "thread_pool.TASKS_PER_INSTRUCTION": "tests run on one thread",
-    "tiles.BYTES": "not a threshold",
-    "tiles.LANES": "a size of the processor",
 }
 
 

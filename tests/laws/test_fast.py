@@ -31,15 +31,11 @@ from tests.laws.models import (
 )
 from tests.laws.operations import plain
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from trifold.fast import packed_encoder as packed_encoders
 from trifold.fast.one_state import head_output, output_of_one_state, reads_one_state
-from trifold.nn import Inputs, Transformer
+from trifold.nn import Transformer
 from trifold.nn.hooks import capture
 from trifold.nn.losses import linear_cross_entropy
-from trifold.nn.masks import padding_mask
-from trifold.nn.packing import Packing
 
 pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
 DECODERS = ("encoder-decoder", "decoder")
@@ -253,37 +249,3 @@ def test_a_head_of_one_state_needs_no_other_state_of_the_last_block(state: str, 
                 assert_close(output_of_one_state(model, inputs, "sequence"), expected, 1e-5)
             with capture(model, kind="state"):
                 assert not reads_one_state(model, inputs, "sequence")
-
-
-# The lengths of rows that pass the layers of an encoder in several blocks, of which one is exact.
-LENGTHS = (1, 64, 9, 16, 17, 40, 3, 33, 57, 63, 2, 31, 48, 8)
-
-
-@pytest.mark.parametrize("activation", ["gelu", "gelu-tanh", "relu"])
-@pytest.mark.parametrize("state", ["first", "last"])
-def test_packed_rows_pass_an_encoder_in_one_call(
-    activation: str, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = {"d_model": 64, "n_heads": 2, "d_ff": 96, "max_positions": 64, "dropout": 0.0}
-    changes = {"activation": activation, "classifier_input": state, "norm_placement": "post"}
-    config = config_of("encoder: BERT").model_copy(update={**sizes, **changes})
-    torch.manual_seed(0)
-    model = Transformer(config).eval()
-    model.reset_parameters()
-    rows = torch.randint(6, 29, (sum(LENGTHS),)).split(LENGTHS)
-    packing = Packing.of(torch.tensor(LENGTHS))
-    inputs = Inputs(packing.fill(torch.cat(rows), 0), packing=packing)
-    grid = pad_sequence([*rows], batch_first=True)
-    with torch.no_grad():
-        with plain():
-            alike = Inputs(grid, padding_mask(torch.tensor(LENGTHS), grid.shape[1]))
-            hidden = model.encode(alike).hidden[alike.attend]
-            expected = model.head_outputs(alike, heads=["sequence"])["sequence"]
-        calls = list[object]()
-        original = packed_encoders.packed_encoder
-        monkeypatch.setattr(
-            packed_encoders, "packed_encoder", lambda *args: calls.append(1) or original(*args)
-        )
-        assert_close(model.encode(inputs).hidden[0, : packing.n_real], hidden, 1e-5)
-        assert calls
-        assert_close(output_of_one_state(model, inputs, "sequence"), expected, 1e-5)

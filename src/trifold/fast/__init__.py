@@ -12,9 +12,8 @@ Decoding steps: `instruction`, the format; `compiled_decoder`, which translates 
 `thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
 `step_attention`, whose code `machine_code` keeps on disk and `object_code` loads. Both read the
 weights of `int8`.
-Reading many texts: `packed_encoder`, with the code of `encoder_loops` and `tiles`, for small models
-in fp32; `encoder_block`, with `block_loops` and `lanes`, for other blocks; and `int8_linear`, with
-the weights of `smoothing`.
+Reading many texts: `encoder_layers`, with the code of `block_loops` and `lanes`; `one_state`, for
+heads that read one state of each text; and `int8_linear`, with the weights of `smoothing`.
 """
 
 import threading
@@ -37,8 +36,8 @@ _blocked = False
 def _versions() -> dict[str, Callable[..., Any]]:
     """The functions of these modules that have the name of a plain operation."""
     functions: dict[str, Any] = {}
-    modules = ("layers", "int8_linear", "attention", "cross_entropy", "packed_encoder")
-    for module in (*modules, "encoder_block", "decoding_step"):
+    modules = ("layers", "int8_linear", "attention", "cross_entropy", "encoder_layers")
+    for module in (*modules, "decoding_step"):
         functions |= vars(import_module(f"{__name__}.{module}"))
     return {name: functions[name] for name in ops.PLAIN}
 

@@ -1,10 +1,13 @@
-"""A whole block of an encoder as one compiled function: attention and a feed-forward network.
+"""The layers of an encoder as one compiled function: attention and feed-forward networks.
 
 It reads and writes states of packed rows in fp32 or bf16 and multiplies with weights in fp32, bf16
-or int8. Between the matmuls nothing leaves the second-level cache: the rows are computed in chunks,
-and what follows a matmul (bias, GELU, sum, norm, quantization) reads its sums from a tile of a few
-rows. Sums, norms and softmax are in fp32; queries, keys, values and attention weights in the type
-of the states.
+or int8. Between the matmuls nothing leaves the second-level cache: a layer computes the rows in
+chunks, and what follows a matmul (bias, GELU, sum, norm, quantization) reads its sums from a tile
+of a few rows. Sums, norms and softmax are in fp32; queries, keys, values and attention weights in
+the type of the states.
+
+The last layer may compute only chosen states, one of each row of text, from the keys and values of
+all.
 
 With int8 weights, each row that enters a matmul is quantized to bytes: x ≈ (byte - zero) · scale.
 
@@ -31,6 +34,7 @@ from trifold.fast.lanes import (
     largest_of,
     load,
     load_float,
+    load_word,
     maximum,
     minimum,
     multiply_add,
@@ -74,26 +78,33 @@ INNER_ROWS = 48  # whose inner activations of the feed-forward network are in me
 STEPS = 253  # of the range of a row, two less than there are numbers, which rounding may exceed
 
 
+# Of a layer of weights, a row of addresses: the matrices; four addresses for each weight, in the
+# order of `BlockWeights`, as in `Weight`; two for each norm. 0: there is none.
+MATRICES = 6  # of queries, keys, values, outputs, and both of the feed-forward network
+OF_WEIGHT = 4
+NORMS = MATRICES + 4 * OF_WEIGHT
+ADDRESSES = NORMS + 4
+
+
 class Weight(NamedTuple):
-    """A matrix (N, K) for tiles, and what its products are finished with.
+    """A matrix (N, K) for tiles, and the addresses of what its products are finished with, in fp32.
 
     words: (tiles, words of a row, COLUMNS), 0 beyond N. bias: (N,). Of int8 also scales
-    (N,), sums (N,) of the values of each row, and factors (K,) of the inputs; otherwise, or if
-    there are none, empty.
+    (N,), sums (N,) of the values of each row, and factors (K,) of the inputs, if there are any.
     """
 
     words: Array
-    bias: Array
-    scales: Array
-    sums: Array
-    factors: Array
+    bias: int
+    scales: int
+    sums: int
+    factors: int
 
 
 class NormWeights(NamedTuple):
-    """Weight and bias (E,)."""
+    """The addresses of weight and bias (E,)."""
 
-    weight: Array
-    bias: Array
+    weight: int
+    bias: int
 
 
 class BlockWeights(NamedTuple):
@@ -145,9 +156,8 @@ def copy_row(x: Any, row: int, out: Any) -> None:
 
 
 @function
-def normalize(x: Any, norm: Any, epsilon: Any, out: Any) -> None:
-    """(x - mean) / √(variance + ε) · weight + bias, of rows (E,) at addresses in fp32."""
-    width = norm.weight.shape[0]
+def normalize(x: Any, width: int, norm: Any, epsilon: Any, out: Any) -> None:
+    """(x - mean) / √(variance + ε) · weight + bias, of rows (width,) at addresses in fp32."""
     total = fill(F(0))
     for j in range(0, width, LANES):
         total = total + load_float(x + 4 * j)
@@ -157,11 +167,9 @@ def normalize(x: Any, norm: Any, epsilon: Any, out: Any) -> None:
         difference = load_float(x + 4 * j) - mean
         total = multiply_add(difference, difference, total)
     inverse = fill(F(1) / np.sqrt(sum_of(total) / F(width) + epsilon))
-    weight = norm.weight.ctypes.data
-    bias = norm.bias.ctypes.data
     for j in range(0, width, LANES):
         normed = (load_float(x + 4 * j) - mean) * inverse
-        y = multiply_add(normed, load_float(weight + 4 * j), load_float(bias + 4 * j))
+        y = multiply_add(normed, load_float(norm.weight + 4 * j), load_float(norm.bias + 4 * j))
         store_float(out + 4 * j, y)
 
 
@@ -176,8 +184,8 @@ def quantize_row(x: Any, width: int, factors: Any, out: Any) -> Any:
     check = fill(F(0))  # NaN if a number is NaN or infinite
     for j in range(0, width, LANES):
         value = load_float(x + 4 * j)
-        if factors.shape[0]:
-            value = value * load_float(factors.ctypes.data + 4 * j)
+        if factors != 0:
+            value = value * load_float(factors + 4 * j)
             store_float(x + 4 * j, value)
         low = minimum(low, value)
         high = maximum(high, value)
@@ -238,22 +246,26 @@ def _new_multiply(keep: Any) -> Any:
     """A function of its own for each way to keep 16 outputs."""
 
     @function
-    def multiply(rows: Any, count: int, weight: Any, memory: Any, target: Any, other: Any) -> None:
-        """The first `count` rows times a weight."""
-        outputs = weight.bias.shape[0]
+    def multiply(
+        rows: Any, count: int, weight: Any, part: Any, memory: Any, target: Any, other: Any
+    ) -> None:
+        """The first `count` rows times a weight, of which the rows in part = (first, last) are
+        read.
+        """
+        begin, end = part
         words = weight.words.shape[1]
         stride = rows.shape[1] * rows.itemsize
         tile = memory.tile.ctypes.data
         of_tile = 4 * COLUMNS * words
-        for first in range(0, outputs, COLUMNS):
+        for first in range(begin // COLUMNS * COLUMNS, end, COLUMNS):
             b = weight.words.ctypes.data + first // COLUMNS * of_tile
             for start in range(0, count, ROWS):
                 a = place(rows, start, 0)
                 weight_tile(rows, a, stride, b, 0, words, tile, 4 * COLUMNS)
-                for column in range(first, min(first + COLUMNS, outputs), LANES):
-                    bias = weight.bias.ctypes.data + 4 * column
-                    scales = weight.scales.ctypes.data + 4 * column
-                    totals = weight.sums.ctypes.data + 4 * column
+                for column in range(max(first, begin), min(first + COLUMNS, end), LANES):
+                    bias = weight.bias + 4 * column
+                    scales = weight.scales + 4 * column
+                    totals = weight.sums + 4 * column
                     for row in range(start, min(start + ROWS, count)):
                         sums = tile + 4 * ((row - start) * COLUMNS + column - first)
                         scale = memory.scales[row]
@@ -364,8 +376,10 @@ def multiply_blocks(
 
 
 @function
-def attend(memory: Any, start: int, length: int, heads: int, out: Any) -> None:
-    """Attention of one row of text, `length` rows of memory.qkv from `start` on -> out."""
+def attend(memory: Any, start: int, length: int, queries: Any, heads: int, out: Any) -> None:
+    """Attention to one row of text, `length` rows of memory.qkv from `start` on, of the queries in
+    the rows from queries[0] up to queries[1] -> the same rows of out.
+    """
     qkv = memory.qkv
     width = qkv.shape[1] // 3
     head_width = width // heads
@@ -387,10 +401,10 @@ def attend(memory: Any, start: int, length: int, heads: int, out: Any) -> None:
         column = head * head_width
         pack_keys(memory.qkv_words, start, length, words_of_row + head * words, memory)
         pack_values(qkv, start, length, 2 * width + column, memory)
-        for query in range(0, length, QUERIES):
-            count = min(QUERIES, length - query)
-            queries = place(qkv, start + query, column)
-            multiply_blocks(qkv, queries, stride, keys, 4 * LANES * words, words, blocks, scores)
+        for query in range(queries[0], queries[1], QUERIES):
+            count = min(QUERIES, queries[1] - query)
+            a = place(qkv, query, column)
+            multiply_blocks(qkv, a, stride, keys, 4 * LANES * words, words, blocks, scores)
             for row in range(count):
                 softmax(memory, row, length, scale)
             multiply_blocks(
@@ -400,7 +414,7 @@ def attend(memory: Any, start: int, length: int, heads: int, out: Any) -> None:
                 inverse = fill(memory.inverses[row])
                 for j in range(0, head_width, LANES):
                     y = load_float(tile[0] + row * tile[1] + 4 * j) * inverse
-                    store(out, place(out, start + query + row, column + j), y)
+                    store(out, place(out, query + row, column + j), y)
 
 
 # --- a block --------------------------------------------------------------------------------------
@@ -422,87 +436,154 @@ def enter_outputs(entering: Any, count: Any, x: Any, factors: Any, memory: Any) 
 
 
 @function
-def _attention(
-    x: Any, starts: Any, block: Any, heads: int, is_pre: bool, epsilon: Any, memory: Any
-) -> None:
-    """memory.sums = x + attention of the rows of text that start at starts[:-1], of a chunk."""
-    count = x.shape[0]
+def _keep_chosen(memory: Any, chosen: Any, first: int) -> None:
+    """Move the rows `chosen` of memory.entering, counted from `first`, to its beginning."""
+    for number in range(chosen.shape[0]):
+        row = chosen[number] - first
+        memory.entering[number, :] = memory.entering[row, :]
+        memory.scales[number] = memory.scales[row]
+        memory.zeros[number] = memory.zeros[row]
+
+
+@function
+def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memory: Any) -> None:
+    """memory.sums = x + attention of the rows of text that start at starts[:-1], of a chunk; or
+    only of those that are chosen.
+    """
+    heads, is_pre, epsilon = options
+    count, width = x.shape
     row_address = memory.row.ctypes.data
     for row in range(count):
         copy_row(x, row, row_address)
         if is_pre:
-            normalize(row_address, block.first_norm, epsilon, row_address)
+            normalize(row_address, width, block.first_norm, epsilon, row_address)
         enter(memory.entering, row, row_address, block.qkv.factors, memory.scales, memory.zeros)
-    multiply(memory.entering, count, block.qkv, memory, memory.qkv, memory.qkv)
+    qkv = memory.qkv
+    multiply(memory.entering, count, block.qkv, (width, 3 * width), memory, qkv, qkv)
+    if chosen.shape[0]:
+        _keep_chosen(memory, chosen, starts[0])
+        count = chosen.shape[0]
+    multiply(memory.entering, count, block.qkv, (0, width), memory, qkv, qkv)
     for number in range(starts.shape[0] - 1):
         start = starts[number] - starts[0]
-        attend(memory, start, starts[number + 1] - starts[number], heads, memory.heads)
+        length = starts[number + 1] - starts[number]
+        queries = (number, number + 1) if chosen.shape[0] else (start, start + length)
+        attend(memory, start, length, queries, heads, memory.heads)
     enter_outputs(memory.entering, count, memory.heads, block.out.factors, memory)
-    multiply_add_to(memory.entering, count, block.out, memory, memory.sums, x)
+    for row in range(count):
+        copied = chosen[row] - starts[0] if chosen.shape[0] else row
+        copy_row(x, copied, place(memory.sums, row, 0))
+    whole = 0, width
+    multiply_add_to(memory.entering, count, block.out, whole, memory, memory.sums, memory.sums)
 
 
 @function
-def _feed_forward(sums: Any, block: Any, is_pre: bool, epsilon: Any, memory: Any, out: Any) -> None:
+def _feed_forward(sums: Any, block: Any, options: Any, memory: Any, out: Any) -> None:
     """The feed-forward network with its residual connection: sums (n, E) fp32, changed -> out
     (n, E). With norms after the layers, also the norm before it.
     """
+    _, is_pre, epsilon = options
     count, width = sums.shape
+    inner = memory.inner.shape[1]
     row_address = memory.row.ctypes.data
     for row in range(count):
         x = place(sums, row, 0)
         if is_pre:
-            normalize(x, block.second_norm, epsilon, row_address)
+            normalize(x, width, block.second_norm, epsilon, row_address)
         else:
-            normalize(x, block.first_norm, epsilon, x)
+            normalize(x, width, block.first_norm, epsilon, x)
             copy_row(sums, row, row_address)
         enter(memory.entering, row, row_address, block.inner.factors, memory.scales, memory.zeros)
-    multiply_gelu(memory.entering, count, block.inner, memory, memory.activated, memory.activated)
-    enter_outputs(memory.inner, count, memory.activated, block.outer.factors, memory)
-    multiply_add_to(memory.inner, count, block.outer, memory, sums, sums)
+    activated = memory.activated
+    multiply_gelu(memory.entering, count, block.inner, (0, inner), memory, activated, activated)
+    enter_outputs(memory.inner, count, activated, block.outer.factors, memory)
+    multiply_add_to(memory.inner, count, block.outer, (0, width), memory, sums, sums)
     for row in range(count):
         x = place(sums, row, 0)
         if not is_pre:
-            normalize(x, block.second_norm, epsilon, x)
+            normalize(x, width, block.second_norm, epsilon, x)
         for j in range(0, width, LANES):
             store(out, place(out, row, j), load_float(x + 4 * j))
 
 
 @function
 def _run_block(
-    x: Any, starts: Any, block: Any, heads: int, is_pre: bool, epsilon: Any, memory: Any, out: Any
+    x: Any, starts: Any, chosen: Any, block: Any, options: Any, memory: Any, out: Any
 ) -> None:
+    """One layer: x (N, E) -> out (N, E), which may be x, or (B, E) of the chosen states."""
     rows = starts.shape[0] - 1
     first = 0
     while first < rows:
         last = first + 1
         while last < rows and starts[last + 1] - starts[first] <= CHUNK_ROWS:
             last += 1
-        begin = starts[first]
-        end = starts[last]
-        _attention(x[begin:end], starts[first : last + 1], block, heads, is_pre, epsilon, memory)
-        for start in range(0, end - begin, INNER_ROWS):
-            stop = min(start + INNER_ROWS, end - begin)
-            _feed_forward(
-                memory.sums[start:stop],
-                block,
-                is_pre,
-                epsilon,
-                memory,
-                out[begin + start : begin + stop],
-            )
+        begin, end = starts[first], starts[last]
+        of_chunk = chosen[first:last]
+        _attention(x[begin:end], starts[first : last + 1], of_chunk, block, options, memory)
+        if chosen.shape[0]:
+            begin, end = first, last
+        for start in range(begin, end, INNER_ROWS):
+            stop = min(start + INNER_ROWS, end)
+            sums = memory.sums[start - begin : stop - begin]
+            _feed_forward(sums, block, options, memory, out[start:stop])
         first = last
-    for row in range(starts[rows], x.shape[0]):
-        out[row, :] = 0
 
 
-@inline
-def _pack(weight: Any, out: Any) -> None:
-    rows, words = weight.shape
-    for tile in range(out.shape[0]):
-        for column in range(COLUMNS):
-            row = tile * COLUMNS + column
-            for word in range(words):
-                out[tile, word, column] = weight[row, word] if row < rows else 0
+@function
+def _pack(matrix: Any, rows: int, first: int, out: Any) -> None:
+    """A matrix of `rows` rows at an address -> the rows from `first` on of `Weight.words`."""
+    words = out.shape[1]
+    for row in range(rows):
+        tile = (first + row) // COLUMNS
+        column = (first + row) % COLUMNS
+        for word in range(words):
+            out[tile, word, column] = load_word(matrix + 4 * (row * words + word))
+
+
+@function
+def _block_of(addresses: Any, width: int, inner: int, tiles: Any) -> Any:
+    """The weights of a layer, whose matrices are written into the tiles."""
+    matrices = addresses[:MATRICES]
+    for part in range(3):
+        _pack(matrices[part], width, part * width, tiles[0])
+    _pack(matrices[3], width, 0, tiles[1])
+    _pack(matrices[4], inner, 0, tiles[2])
+    _pack(matrices[5], width, 0, tiles[3])
+    a = addresses[MATRICES:]
+    norms = addresses[NORMS:]
+    return BlockWeights(
+        Weight(tiles[0], a[0], a[1], a[2], a[3]),
+        Weight(tiles[1], a[4], a[5], a[6], a[7]),
+        Weight(tiles[2], a[8], a[9], a[10], a[11]),
+        Weight(tiles[3], a[12], a[13], a[14], a[15]),
+        NormWeights(norms[0], norms[1]),
+        NormWeights(norms[2], norms[3]),
+    )
+
+
+@function
+def _run_layers(
+    x: Any,
+    starts: Any,
+    chosen: Any,
+    layers: Any,
+    options: Any,
+    memory: Any,
+    tiles: Any,
+    states: Any,
+    out: Any,
+) -> None:
+    n_layers = layers.shape[0]
+    none = chosen[:0]
+    for layer in range(n_layers):
+        block = _block_of(layers[layer], x.shape[1], memory.inner.shape[1], tiles)
+        read = x if layer == 0 else states
+        if layer + 1 < n_layers:
+            _run_block(read, starts, none, block, options, memory, states)
+        else:
+            _run_block(read, starts, chosen, block, options, memory, out)
+    if chosen.shape[0] == 0:
+        out[starts[starts.shape[0] - 1] :, :] = 0
 
 
 # --- compilation ----------------------------------------------------------------------------------
@@ -517,45 +598,33 @@ def _compiled(new: Any, key: int) -> Any:
     return njit(**OPTIONS, cache=True)(new(key))
 
 
-def _new_run_block(key: int) -> Any:
-    def run_block(
+def _new_run_layers(key: int) -> Any:
+    def run_layers(
         x: Any,
         starts: Any,
-        weights: Any,
-        norms: Any,
-        heads: int,
-        is_pre: bool,
-        epsilon: Any,
+        chosen: Any,
+        layers: Any,
+        options: Any,
         memory: Any,
+        tiles: Any,
+        states: Any,
         out: Any,
     ) -> None:
-        """One block: packed states x (N, E) of rows that start at starts[:-1] -> out (N, E).
+        """All layers: packed states x (N, E) of rows that start at starts[:-1] -> out (N, E), 0
+        beyond the rows; or out (B, E) of the states chosen (B,), one of each row.
 
-        The tuples have the order of the classes above. They are plain, because what Numba keeps on
-        disk cannot be read any more after a class of its arguments has another name.
+        layers: (L, ADDRESSES). options: the number of heads, whether norms come before the layers,
+        and their ε. tiles: memory for the four matrices of a layer. states: (N, E), for those
+        between layers; it may be x, and out if nothing is chosen.
+
+        memory has the order of the fields of `ChunkMemory`. It is a plain tuple, because what
+        Numba keeps on disk cannot be read any more after a class of its arguments has another name.
         """
         if key != 0:
-            block = BlockWeights(
-                Weight(*weights[0]),
-                Weight(*weights[1]),
-                Weight(*weights[2]),
-                Weight(*weights[3]),
-                NormWeights(*norms[0]),
-                NormWeights(*norms[1]),
-            )
-            _run_block(x, starts, block, heads, is_pre, epsilon, ChunkMemory(*memory), out)
+            of_chunk = ChunkMemory(*memory)
+            _run_layers(x, starts, chosen, layers, options, of_chunk, tiles, states, out)
 
-    return run_block
+    return run_layers
 
 
-def _new_pack(key: int) -> Any:
-    def pack(weight: Any, out: Any) -> None:
-        """The words (N, W) of a matrix -> `Weight.words`."""
-        if key != 0:
-            _pack(weight, out)
-
-    return pack
-
-
-run_block = _compiled(_new_run_block, source_hash(*SOURCES))
-pack = _compiled(_new_pack, source_hash(*SOURCES))
+run_layers = _compiled(_new_run_layers, source_hash(*SOURCES))

@@ -127,6 +127,12 @@ def load_float(builder: Any, address: Any) -> Any:
     return _load(builder, address, _FLOATS)
 
 
+@_operation(types.uint32, types.int64)
+def load_word(builder: Any, address: Any) -> Any:
+    """32 bits in memory."""
+    return _load(builder, address, _INT32)
+
+
 @intrinsic
 def place(typing: Any, array: Any, row: Any, column: Any) -> Any:
     """The address of array[row, column], a contiguous matrix."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trifold.fast import enabled
-from trifold.fast.packed_encoder import packed_encoder, supports_packed_encoder
+from trifold.fast.encoder_layers import encoder_layers, supports_encoder_layers
 from trifold.nn import Inputs, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.embeddings import default_segments
@@ -19,6 +19,7 @@ from trifold.nn.heads import Classes
 from trifold.nn.inputs import Request
 from trifold.nn.layers import FeedForward
 from trifold.nn.masks import Mask
+from trifold.nn.packing import Packing
 from trifold.nn.parts import has_plain_attention, input_rules
 from trifold.nn.stack import Block, Stack
 from trifold.nn.walk import StackInputs
@@ -62,14 +63,21 @@ def output_of_one_state(model: Transformer, inputs: Inputs, name: str) -> Tensor
     read = stack.inputs(x, request)
     grid = inputs.grid()
     columns = head.columns(grid)[:, None]
-    packing: Any = inputs.packing
-    if supports_packed_encoder(stack, x, read):
-        chosen = packing.starts[:-1] + columns[:, 0]
-        states = packed_encoder(stack, x, packing, chosen)[:, None]
+    if supports_encoder_layers(stack, x, read):
+        chosen = _starts(inputs) + columns[:, 0]
+        states = encoder_layers(stack, x, read.mask, chosen)[:, None]
     else:
         states = last_states(stack, x, read, inputs, columns)
     alone = Inputs(grid.tokens.take_along_dim(columns, 1))
     return model.apply_heads(stack.final_norm(states), alone, [name])[name]
+
+
+def _starts(inputs: Inputs) -> Tensor:
+    """(B,) the first token of each row, in the order of the states."""
+    if isinstance(inputs.packing, Packing):
+        return inputs.packing.starts[:-1]
+    rows, width = inputs.shape
+    return torch.arange(rows) * width
 
 
 def last_states(

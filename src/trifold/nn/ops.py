@@ -199,13 +199,6 @@ def attention(layer: Any, x: Tensor, memory: Tensor | None, inputs: Any) -> Tens
     return layer.attend(x, memory, inputs)
 
 
-def block(layer: Any, x: Tensor, inputs: Any) -> Tensor:
-    """A block without a cache: x (B, T, E) -> (B, T, E), or packed (1, N, E) -> (1, N, E); see
-    `Block.run`.
-    """
-    return layer.run(x, inputs)
-
-
 # --- loss -----------------------------------------------------------------------------------------
 
 
@@ -242,7 +235,7 @@ _LINEAR = (embedding, linear, linears, activation_linear, feed_forward)
 _LAYERS = (*_LINEAR, gelu_tanh, layer_norm, dropout)
 PLAIN: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
-    for operation in (*_LAYERS, attend, attention, cross_entropy, block, layers, decoding_step)
+    for operation in (*_LAYERS, attend, attention, cross_entropy, layers, decoding_step)
 }
 
 

@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from trifold.nn import ops
 from trifold.nn.attention import ScoreBias
 from trifold.nn.cache import KEYS, Cache, LayerCache
 from trifold.nn.config import CoreConfig
@@ -67,10 +66,6 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
-        return ops.block(self, x, inputs) if cache is None else self.run(x, inputs, cache)
-
-    def run(self, x: Tensor, inputs: LayerInputs, cache: LayerCache | None = None) -> Tensor:
-        """One sub-layer after the other: x (B, T, E) -> (B, T, E)."""
         x = self.self_attention(x, **inputs.self_attention(cache))
         if self.cross_attention is not None:
             x = self.cross_attention(x, inputs.memory, mask=inputs.memory_mask, cache=cache)

@@ -1,4 +1,4 @@
-"""A compiled block of an encoder computes what the plain one does: packed rows and images, in fp32,
+"""The compiled layers of an encoder compute what the plain ones do: packed rows and images, in fp32,
 bf16 and int8.
 """
 
@@ -8,6 +8,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +16,19 @@ from tests.laws.models import new_model, relative_error
 from tests.laws.operations import plain
 from torch import Tensor
 
-from trifold.fast import encoder_block
+from trifold.fast import encoder_layers, one_state
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.one_state import head_output
 from trifold.hub.fill import fill_model
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.hooks import capture
-from trifold.nn.masks import padding_mask
+from trifold.nn.masks import Mask, padding_mask
 from trifold.nn.packing import Packing
 
 pytestmark = [
     pytest.mark.parametrize("operations", ["fast"], indirect=True),
     pytest.mark.skipif(
-        encoder_block.compiled_block() is None or not encoder_block.has_instructions(),
+        encoder_layers.compiled_block() is None or not encoder_layers.has_instructions(),
         reason="the processor lacks instructions, or numba is not installed",
     ),
 ]
@@ -114,14 +115,18 @@ def errors_of_rows(got: Tensor, exact: Tensor) -> Tensor:
     return (got - exact).norm(dim=1) / exact.norm(dim=1)
 
 
-def blocks_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The list to which each compiled block is added."""
-    ran: list[str] = []
-    function = encoder_block.encoder_block
-    monkeypatch.setattr(
-        encoder_block, "encoder_block", lambda *a: (ran.append("block"), function(*a))[1]
-    )
-    return ran
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The list to which each run of the compiled layers is added: whether it is of chosen states."""
+    found: list[bool] = []
+    function = encoder_layers.encoder_layers
+
+    def counted(*args: Any) -> Tensor:
+        found.append(len(args) > 3)
+        return function(*args)
+
+    for module in (encoder_layers, one_state):
+        monkeypatch.setattr(module, "encoder_layers", counted)
+    return found
 
 
 @cases
@@ -130,9 +135,9 @@ def test_every_state_has_the_rounding_error_of_its_precision(
     name: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact, rounded = reference(name, precision)
-    ran = blocks_run(monkeypatch)
+    ran = runs(monkeypatch)
     errors = errors_of_rows(states(model_of(name, precision), inputs_of(name)), exact)
-    assert len(ran) == 2
+    assert ran == [False]
     plain_errors = errors_of_rows(rounded, exact)
     if precision == "float32":
         assert errors.max() < 1e-5
@@ -168,24 +173,32 @@ def test_what_is_not_finite_stays_in_its_row(precision: str, value: float) -> No
     assert all(bool(row.all()) for number, row in enumerate(out) if number != 3)
 
 
+@pytest.mark.parametrize("name", ["post", "pre"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_chosen_states_have_the_bits_that_they_have_among_all(name: str, precision: str) -> None:
+    model = model_of(name, precision)
+    inputs = inputs_of(name)
+    assert isinstance(inputs.packing, Packing)
+    lengths = torch.tensor(LENGTHS)
+    for columns in (torch.zeros_like(lengths), lengths // 2, lengths - 1):
+        chosen = inputs.packing.starts[:-1] + columns
+        every, mask = model.encoder_embeddings(inputs), Mask(inputs.real, packing=inputs.packing)
+        expected = encoder_layers.encoder_layers(model.encoder, every, mask)[0, chosen]
+        assert torch.equal(
+            encoder_layers.encoder_layers(model.encoder, every, mask, chosen), expected
+        )
+
+
 @pytest.mark.parametrize(
-    ("name", "head", "blocks"),
-    # The last block computes one state only, which is not the compiled function.
-    [
-        ("heads", "sequence", 1),
-        ("heads", "token", 2),
-        ("heads", "span", 2),
-        ("images", "sequence", 2),
-    ],
+    ("name", "head"),
+    [("heads", "sequence"), ("heads", "token"), ("heads", "span"), ("images", "sequence")],
 )
-def test_heads_read_compiled_blocks(
-    name: str, head: str, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_read_compiled_layers(name: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = exact_model(name)
     inputs = inputs_of(name)
-    ran = blocks_run(monkeypatch)
+    ran = runs(monkeypatch)
     got = head_output(model, inputs, head)
-    assert len(ran) == blocks
+    assert ran == [(name, head) == ("heads", "sequence")]
     with plain():
         expected = model.head_outputs(inputs, heads=[head])[head]
     real = inputs.real if head in ("token", "span") else slice(None)
@@ -198,27 +211,26 @@ def test_padding_of_packed_rows_is_finite() -> None:
 
 def test_changed_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(exact_model("post"))
-    ran = blocks_run(monkeypatch)
+    ran = runs(monkeypatch)
     states(model, inputs_of("post"))
     for parameter in model.parameters():
         parameter.mul_(0.9)
     got = states(model, inputs_of("post"))
-    assert len(ran) == 4
+    assert len(ran) == 2
     with plain():
         assert relative_error([got], [states(model, inputs_of("post"))]) < 1e-5
 
 
-def test_other_blocks_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_layers_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(exact_model("post"))
     inputs = inputs_of("post")
-    ran = blocks_run(monkeypatch)
+    ran = runs(monkeypatch)
     with torch.enable_grad():
         model(inputs)
     with capture(model, "pattern"):
         model(inputs)
     hook = model.encoder.blocks[0].feed_forward.sublayer.register_forward_hook(lambda *a: None)
     model(inputs)
-    assert len(ran) == 1  # the second block
     hook.remove()
     tokens = torch.randint(5, 60, (3, 30))
     model(Inputs(tokens, padding_mask(torch.tensor([30, 8, 9]), 30)))
@@ -227,7 +239,6 @@ def test_other_blocks_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> No
         if hasattr(module, "p"):
             module.p = 0.1
     model(inputs)
-    assert len(ran) == 1
-    monkeypatch.setattr(encoder_block, "has_instructions", lambda: False)
+    monkeypatch.setattr(encoder_layers, "has_instructions", lambda: False)
     model.eval()(inputs)
-    assert len(ran) == 1
+    assert not ran

@@ -1,7 +1,8 @@
-"""Blocks of encoders in one compiled function; replaces `nn.ops.block`.
+"""All layers of an encoder in one compiled function; replaces `nn.ops.layers`.
 
 A thread of its own (`thread_pool.map_on`) reads packed rows, or images, with the loops of
-`block_loops`, in fp32, bf16 or int8. Everything else takes the operations of the layers.
+`block_loops`, in fp32, bf16 or int8. Between layers it does not need the lock of the interpreter,
+which the threads of `trifold predict` share. Everything else takes the operations of the layers.
 """
 
 from __future__ import annotations
@@ -21,52 +22,55 @@ from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import has_hooks, int8_weight
 from trifold.nn.attention import Attention
 from trifold.nn.layers import FeedForward, Linear, Residual
+from trifold.nn.masks import Mask
 from trifold.nn.norms import LayerNorm
-from trifold.nn.ops import block as plain_block
 from trifold.nn.packing import Packing
-from trifold.nn.stack import Block
-from trifold.nn.walk import LayerInputs
+from trifold.nn.parts import has_plain_attention
+from trifold.nn.stack import Block, Stack
+from trifold.nn.walk import StackInputs
 
 LANES = 16  # numbers of an AVX-512 register
-MIN_TOKENS = 256  # from which they are worth their loading
+MIN_TOKENS = 256  # from which they are worth the loading of the loops
 
 Array = NDArray[Any]
 
 
-def block(layer: nn.Module, x: Tensor, inputs: LayerInputs) -> Tensor:
-    """See `nn.ops.block`."""
-    if not supports_encoder_block(layer, x, inputs):
-        return plain_block(layer, x, inputs)
-    assert isinstance(layer, Block), "see `supports_encoder_block`"
-    return encoder_block(layer, x, inputs)
+def layers(stack: Stack, x: Tensor, inputs: StackInputs) -> Tensor:
+    """See `nn.ops.layers`."""
+    if not supports_encoder_layers(stack, x, inputs):
+        return stack.run_layers(x, inputs)
+    states: Tensor = stack.final_norm(encoder_layers(stack, x, inputs.mask))
+    return states
 
 
 # --- what is supported ----------------------------------------------------------------------------
 
 
-def supports_encoder_block(layer: nn.Module, x: Tensor, inputs: LayerInputs) -> bool:
-    """Whether one thread computes the block, which is that of BERT or a vision Transformer without
-    a hook, for many tokens without a gradient, and the processor has the instructions.
+def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> bool:
+    """Whether one thread computes the layers, which are those of BERT or a vision Transformer
+    without a hook, for many tokens without a gradient, and the processor has the instructions.
     """
     if torch.is_grad_enabled() or not is_eager_cpu(x) or torch.get_num_threads() > 1:
         return False
     if x.dtype not in (torch.float32, torch.bfloat16) or is_autocast(x):
         return False
-    if type(layer) is not Block or x.shape[0] * x.shape[1] < MIN_TOKENS:
+    if type(stack) is not Stack or x.shape[0] * x.shape[1] < MIN_TOKENS:
+        return False
+    if not has_plain_attention(stack.config) or stack.streams > 1:
         return False
     return (
         _reads_whole_rows(inputs)
-        and _is_classical(layer)
-        and _has_weights(layer, x.dtype)
+        and not any(getattr(each, "watched", False) or has_hooks(each) for each in stack.modules())
+        and _are_alike(stack, x.dtype)
         and compiled_block() is not None
         and has_instructions()
     )
 
 
-def _reads_whole_rows(inputs: LayerInputs) -> bool:
+def _reads_whole_rows(inputs: StackInputs) -> bool:
     """Whether each token attends to its row, packed or without padding, and to nothing else."""
     mask = inputs.mask
-    if inputs.memory is not None or inputs.bias is not None or inputs.rotary is not None:
+    if inputs.memory is not None or inputs.bias is not None or len(inputs.rotations) > 0:
         return False
     if mask.causal or not mask.has_only():
         return False
@@ -75,8 +79,28 @@ def _reads_whole_rows(inputs: LayerInputs) -> bool:
     return mask.keys is None
 
 
-def _is_classical(layer: Block) -> bool:
-    """Whether the block has the attention, the network and the norms that the loops compute."""
+def _are_alike(stack: Stack, dtype: torch.dtype) -> bool:
+    """Whether all blocks are supported and differ in their weights only."""
+    blocks: list[Any] = [*stack.blocks]
+    if not all(_is_classical(block) and _has_weights(block, dtype) for block in blocks):
+        return False
+    return len({(_placement(block), *_sizes(block)) for block in blocks}) == 1
+
+
+def _sizes(block: Any) -> tuple[Any, ...]:
+    """The width of a head, that of the feed-forward network, the ε of the norms, and whether the
+    weights are in int8.
+    """
+    network = block.feed_forward.sublayer
+    epsilons = {norm.epsilon for norm in _norms(block)}
+    is_int8 = isinstance(network.in_proj.weight, Int8Weight)
+    return block.self_attention.sublayer.head_width, len(network.in_proj.weight), *epsilons, is_int8
+
+
+def _is_classical(layer: nn.Module) -> bool:
+    """Whether a block has the attention, the network and the norms that the loops compute."""
+    if type(layer) is not Block:
+        return False
     attention = layer.self_attention.sublayer
     network = layer.feed_forward.sublayer
     if layer.cross_attention is not None or type(network) is not FeedForward:
@@ -87,10 +111,7 @@ def _is_classical(layer: Block) -> bool:
         return False
     if any(module.active for module in (attention.drop, network.drop)):
         return False
-    if _placement(layer) is None or attention.head_width % LANES:
-        return False
-    modules = layer.modules()
-    return not any(getattr(each, "watched", False) or has_hooks(each) for each in modules)
+    return _placement(layer) is not None and attention.head_width % LANES == 0
 
 
 def _placement(layer: Block) -> str | None:
@@ -128,11 +149,18 @@ def _has_weights(layer: Block, dtype: torch.dtype) -> bool:
 
 
 def _layers(layer: Block) -> list[Linear]:
-    """Its linear layers in the order of their use."""
+    """The linear layers of a block in the order of their use."""
     attention: Any = layer.self_attention.sublayer
     network: Any = layer.feed_forward.sublayer
     projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     return [*projections, network.in_proj, network.out_proj]
+
+
+def _norms(block: Any) -> list[LayerNorm]:
+    """The norms of a block in the order of their use."""
+    residuals = (block.self_attention, block.feed_forward)
+    is_pre = _placement(block) == "pre"
+    return [residual.enter if is_pre else residual.after for residual in residuals]
 
 
 @cache
@@ -155,37 +183,55 @@ def has_instructions() -> bool:
 # --- weights --------------------------------------------------------------------------------------
 
 
-class Matrix(NamedTuple):
-    """A weight (N, K) with what its products are finished with; see `block_loops.Weight`."""
+class Weights:
+    """The weights of a block for the loops: see `block_loops.ADDRESSES`."""
 
-    values: Tensor
-    bias: Tensor
-    scales: Tensor
-    sums: Tensor
-    factors: Tensor
+    def __init__(self, block: Block) -> None:
+        *projections, out, first, second = _layers(block)
+        self.tensors: list[Tensor | None] = [_values(layer) for layer in _layers(block)]
+        for linears in (projections, [out], [first], [second]):
+            self.tensors += _finishing(linears)
+        for norm in _norms(block):
+            bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+            self.tensors += [_vector(norm.weight), _vector(bias)]
+        self.addresses = [0 if each is None else each.data_ptr() for each in self.tensors]
 
 
-def _matrix(layers: list[Linear]) -> Matrix:
-    """The matrices of layers with the same inputs, one below the other."""
-    sizes = [layer.weight.shape[0] for layer in layers]
+def _values(layer: Linear) -> Tensor:
+    """The matrix (N, K) of int8, bf16 or fp32."""
+    weight: Any = layer.weight
+    values: Tensor = weight.values if isinstance(weight, Int8Weight) else weight.detach()
+    return values.contiguous()
+
+
+def _finishing(linears: list[Linear]) -> list[Tensor | None]:
+    """What the products of layers with the same inputs are finished with: biases; of int8 scales,
+    sums and factors.
+    """
     biases = [
-        torch.zeros(size) if layer.bias is None else layer.bias.detach().float()
-        for layer, size in zip(layers, sizes, strict=True)
+        torch.zeros(len(each.weight)) if each.bias is None else _vector(each.bias)
+        for each in linears
     ]
-    bias = torch.cat(biases)
-    empty = torch.empty(0)
-    if not isinstance(layers[0].weight, Int8Weight):
-        values = [layer.weight.detach() for layer in layers]
-        return Matrix(torch.cat(values), bias, empty, empty, empty)
-    weights = [int8_weight(layer) for layer in layers]
-    weight = weights[0] if len(weights) == 1 else Int8Weight.stacked(weights)
-    factors = empty if weight.factors is None else weight.factors
-    return Matrix(weight.values, bias, weight.scales, weight.sums, factors)
+    bias = _joined(biases)
+    if not isinstance(linears[0].weight, Int8Weight):
+        return [bias, None, None, None]
+    weights = [int8_weight(each) for each in linears]
+    factors = weights[0].factors
+    return [
+        bias,
+        _joined([_vector(weight.scales) for weight in weights]),
+        _joined([_vector(weight.sums) for weight in weights]),
+        None if factors is None else _vector(factors),
+    ]
 
 
-def _words(values: Tensor) -> Array:
-    """A matrix (N, K) of int8, bf16 or fp32 as words of 32 bits (N, W)."""
-    return as_array(values).view(np.uint32)
+def _joined(vectors: list[Tensor]) -> Tensor:
+    return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
+
+
+def _vector(values: Tensor) -> Tensor:
+    """A vector in fp32."""
+    return values.detach().float().contiguous()
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -205,7 +251,7 @@ class Shapes(NamedTuple):
 _memories = threading.local()
 
 
-def _memory_of(shapes: Shapes) -> tuple[tuple[Array, ...], list[Array]]:
+def _memory_of(shapes: Shapes) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """The memory of a thread for chunks, and for the tiles of weights; kept, because new memory is
     slow.
     """
@@ -256,8 +302,8 @@ def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
     return tuple(memory)
 
 
-def _new_tiles(shapes: Shapes) -> list[Array]:
-    """Memory for the tiles of each weight."""
+def _new_tiles(shapes: Shapes) -> tuple[Array, ...]:
+    """Memory for the tiles of each weight of a layer."""
     per_word = 4 // _numpy_type(shapes.entering).itemsize
     sizes = (
         (3 * shapes.width, shapes.width),
@@ -266,10 +312,10 @@ def _new_tiles(shapes: Shapes) -> list[Array]:
         (shapes.width, shapes.inner),
     )
     columns = compiled_block().COLUMNS
-    return [
+    return tuple(
         aligned((-(-outputs // columns), inputs // per_word, columns), np.uint32)
         for outputs, inputs in sizes
-    ]
+    )
 
 
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
@@ -286,64 +332,53 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     return array
 
 
-# --- a block --------------------------------------------------------------------------------------
+# --- all layers -----------------------------------------------------------------------------------
 
 
-def encoder_block(layer: Block, x: Tensor, inputs: LayerInputs) -> Tensor:
-    """x (B, T, E), or packed (1, N, E) -> the same shape."""
+def encoder_layers(stack: Stack, x: Tensor, mask: Mask, chosen: Tensor | None = None) -> Tensor:
+    """The layers of a stack: x (B, T, E), or packed (1, N, E) -> the same shape; or only the states
+    (B, E) of the tokens chosen (B,) from the N, one of each row, which changes x.
+    """
     loops = compiled_block()
-    attention: Any = layer.self_attention.sublayer
-    packing = inputs.mask.packing
+    blocks: list[Any] = [*stack.blocks]
+    packing = mask.packing
     if isinstance(packing, Packing):
         starts = packing.starts.numpy()
         longest = packing.shape[1]
     else:
         longest = x.shape[1]
         starts = np.arange(x.shape[0] + 1) * longest
-    *projections, out, first, second = _layers(layer)
-    is_int8 = isinstance(out.weight, Int8Weight)
+    attention = blocks[0].self_attention.sublayer
+    first = blocks[0].feed_forward.sublayer.in_proj
     shapes = Shapes(
         width=x.shape[2],
         inner=len(first.weight),
         heads=x.shape[2] // attention.head_width,
         longest=longest,
         states=x.dtype,
-        entering=torch.uint8 if is_int8 else x.dtype,
+        entering=torch.uint8 if isinstance(first.weight, Int8Weight) else x.dtype,
     )
     memory, tiles = _memory_of(shapes)
-    weights = tuple(
-        _packed(_matrix(layers), own)
-        for layers, own in zip((projections, [out], [first], [second]), tiles, strict=True)
-    )
-    is_pre = _placement(layer) == "pre"
-    norms: list[Any] = [
-        residual.enter if is_pre else residual.after
-        for residual in (layer.self_attention, layer.feed_forward)
-    ]
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    flat = as_array(x).reshape(-1, x.shape[2])
-    loops.run_block(
-        flat,
+    weights = [Weights(block) for block in blocks]
+    addresses = np.array([weights[block].addresses for block in stack.block_of_layer], np.int64)
+    epsilon = np.float32(_norms(blocks[0])[0].epsilon)
+    read = as_array(x).reshape(-1, x.shape[2])
+    if chosen is None:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        written = states = as_array(out).reshape(read.shape)
+    else:
+        out = x.new_empty(len(chosen), x.shape[2])
+        written = as_array(out)
+        states = read
+    loops.run_layers(
+        read,
         starts,
-        weights,
-        tuple(map(_norm, norms)),
-        shapes.heads,
-        is_pre,
-        np.float32(norms[0].epsilon),
+        starts[:0] if chosen is None else chosen.numpy(),
+        addresses,
+        (shapes.heads, _placement(blocks[0]) == "pre", epsilon),
         memory,
-        as_array(result).reshape(flat.shape),
+        tiles,
+        states,
+        written,
     )
-    return result
-
-
-def _packed(matrix: Matrix, tiles: Array) -> tuple[Array, ...]:
-    """A matrix with its tiles, for the loops: the fields of `block_loops.Weight`."""
-    compiled_block().pack(_words(matrix.values), tiles)
-    return tiles, *(as_array(each.float()) for each in matrix[1:])
-
-
-def _norm(norm: Any) -> tuple[Array, Array]:
-    """Weight and bias of a norm in fp32."""
-    weight = norm.weight.detach().float()
-    bias = torch.zeros_like(weight) if norm.bias is None else norm.bias.detach().float()
-    return as_array(weight), as_array(bias)
+    return out
