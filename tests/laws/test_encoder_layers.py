@@ -40,6 +40,8 @@ BERT = {"positions": "learned", "n_token_types": 2, "embedding_norm": True}
 CONFIGS = {
     "post": SIZES | BERT | {"n_heads": 2},
     "pre": SIZES | BERT | {"n_heads": 4, "norm_placement": "pre"},
+    "relu": SIZES | BERT | {"n_heads": 2, "activation": "relu"},
+    "gelu-tanh": SIZES | BERT | {"n_heads": 2, "activation": "gelu-tanh"},
     "no biases": SIZES
     | {"n_heads": 2, "attention_bias": False, "norm_bias": False, "feed_forward_bias": False},
     "heads": SIZES | BERT | {"n_heads": 2, "heads": ("pooler", "sequence", "token", "span")},
@@ -50,7 +52,10 @@ CONFIGS = {
     },
 }
 PRECISIONS = ("float32", "bfloat16", "int8")
-cases = pytest.mark.parametrize("name", [name for name in CONFIGS if name != "heads"])
+ACTIVATIONS = ("relu", "gelu-tanh")
+cases = pytest.mark.parametrize(
+    "name", [name for name in CONFIGS if name not in ("heads", *ACTIVATIONS)]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +150,15 @@ def test_every_state_has_the_rounding_error_of_its_precision(
         assert errors.max() < 1.1 * plain_errors.max() and errors.mean() < plain_errors.mean()
     else:  # plain operations do not quantize states
         assert errors.max() < 2 * plain_errors.max() and errors.mean() < 1.6 * plain_errors.mean()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_other_activations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = runs(monkeypatch)
+    model = exact_model(name)
+    got = states(model, inputs_of(name))
+    assert ran == [False]
+    assert errors_of_rows(got, reference(name, "float32")[0]).max() < 1e-5
 
 
 @cases

@@ -2,9 +2,9 @@
 
 It reads and writes states of packed rows in fp32 or bf16 and multiplies with weights in fp32, bf16
 or int8. Between the matmuls nothing leaves the second-level cache: a layer computes the rows in
-chunks, and what follows a matmul (bias, GELU, sum, norm, quantization) reads its sums from a tile
-of a few rows. Sums, norms and softmax are in fp32; queries, keys, values and attention weights in
-the type of the states.
+chunks, and what follows a matmul (bias, activation, sum, norm, quantization) reads its sums from a
+tile of a few rows. Sums, norms and softmax are in fp32; queries, keys, values and attention weights
+in the type of the states.
 
 The last layer may compute only chosen states, one of each row of text, from the keys and values of
 all.
@@ -24,6 +24,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from trifold.fast.instruction import GELU_TANH, RELU
 from trifold.fast.lanes import (
     LANES,
     exp2,
@@ -31,6 +32,7 @@ from trifold.fast.lanes import (
     finish,
     first_lanes,
     gelu,
+    gelu_tanh,
     largest_of,
     load,
     load_float,
@@ -225,21 +227,28 @@ double_tile = new_tile(QUERIES, 2)
 
 
 @inline
-def keep_outputs(rows: Any, y: Any, target: Any, row: int, column: int, other: Any) -> None:
+def keep_outputs(rows: Any, y: Any, target: Any, row: int, column: int, option: int) -> None:
     """target = y."""
     store(target, place(target, row, column), y)
 
 
 @inline
-def keep_sum(rows: Any, y: Any, target: Any, row: int, column: int, other: Any) -> None:
-    """target = other + y."""
-    store(target, place(target, row, column), load(other, place(other, row, column)) + y)
+def keep_sum(rows: Any, y: Any, target: Any, row: int, column: int, option: int) -> None:
+    """target += y."""
+    address = place(target, row, column)
+    store(target, address, load(target, address) + y)
 
 
 @inline
-def keep_gelu(rows: Any, y: Any, target: Any, row: int, column: int, other: Any) -> None:
-    """target = GELU(y)."""
-    store(target, place(target, row, column), gelu(rows, y))
+def keep_activated(rows: Any, y: Any, target: Any, row: int, column: int, option: int) -> None:
+    """target = the activation with that code of y."""
+    if option == RELU:
+        y = maximum(y, fill(F(0)))
+    elif option == GELU_TANH:
+        y = gelu_tanh(y)
+    else:
+        y = gelu(rows, y)
+    store(target, place(target, row, column), y)
 
 
 def _new_multiply(keep: Any) -> Any:
@@ -247,7 +256,7 @@ def _new_multiply(keep: Any) -> Any:
 
     @function
     def multiply(
-        rows: Any, count: int, weight: Any, part: Any, memory: Any, target: Any, other: Any
+        rows: Any, count: int, weight: Any, part: Any, memory: Any, target: Any, option: int
     ) -> None:
         """The first `count` rows times a weight, of which the rows in part = (first, last) are
         read.
@@ -271,14 +280,14 @@ def _new_multiply(keep: Any) -> Any:
                         scale = memory.scales[row]
                         zero = memory.zeros[row]
                         y = finish(rows, sums, bias, scale, zero, scales, totals)
-                        keep(rows, y, target, row, column, other)
+                        keep(rows, y, target, row, column, option)
 
     return multiply
 
 
 multiply = _new_multiply(keep_outputs)
 multiply_add_to = _new_multiply(keep_sum)
-multiply_gelu = _new_multiply(keep_gelu)
+multiply_activate = _new_multiply(keep_activated)
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -450,7 +459,7 @@ def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memor
     """memory.sums = x + attention of the rows of text that start at starts[:-1], of a chunk; or
     only of those that are chosen.
     """
-    heads, is_pre, epsilon = options
+    heads, is_pre, epsilon, _ = options
     count, width = x.shape
     row_address = memory.row.ctypes.data
     for row in range(count):
@@ -459,11 +468,11 @@ def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memor
             normalize(row_address, width, block.first_norm, epsilon, row_address)
         enter(memory.entering, row, row_address, block.qkv.factors, memory.scales, memory.zeros)
     qkv = memory.qkv
-    multiply(memory.entering, count, block.qkv, (width, 3 * width), memory, qkv, qkv)
+    multiply(memory.entering, count, block.qkv, (width, 3 * width), memory, qkv, 0)
     if chosen.shape[0]:
         _keep_chosen(memory, chosen, starts[0])
         count = chosen.shape[0]
-    multiply(memory.entering, count, block.qkv, (0, width), memory, qkv, qkv)
+    multiply(memory.entering, count, block.qkv, (0, width), memory, qkv, 0)
     for number in range(starts.shape[0] - 1):
         start = starts[number] - starts[0]
         length = starts[number + 1] - starts[number]
@@ -474,7 +483,7 @@ def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memor
         copied = chosen[row] - starts[0] if chosen.shape[0] else row
         copy_row(x, copied, place(memory.sums, row, 0))
     whole = 0, width
-    multiply_add_to(memory.entering, count, block.out, whole, memory, memory.sums, memory.sums)
+    multiply_add_to(memory.entering, count, block.out, whole, memory, memory.sums, 0)
 
 
 @function
@@ -482,7 +491,7 @@ def _feed_forward(sums: Any, block: Any, options: Any, memory: Any, out: Any) ->
     """The feed-forward network with its residual connection: sums (n, E) fp32, changed -> out
     (n, E). With norms after the layers, also the norm before it.
     """
-    _, is_pre, epsilon = options
+    _, is_pre, epsilon, activation = options
     count, width = sums.shape
     inner = memory.inner.shape[1]
     row_address = memory.row.ctypes.data
@@ -495,9 +504,10 @@ def _feed_forward(sums: Any, block: Any, options: Any, memory: Any, out: Any) ->
             copy_row(sums, row, row_address)
         enter(memory.entering, row, row_address, block.inner.factors, memory.scales, memory.zeros)
     activated = memory.activated
-    multiply_gelu(memory.entering, count, block.inner, (0, inner), memory, activated, activated)
+    whole = 0, inner
+    multiply_activate(memory.entering, count, block.inner, whole, memory, activated, activation)
     enter_outputs(memory.inner, count, activated, block.outer.factors, memory)
-    multiply_add_to(memory.inner, count, block.outer, (0, width), memory, sums, sums)
+    multiply_add_to(memory.inner, count, block.outer, (0, width), memory, sums, 0)
     for row in range(count):
         x = place(sums, row, 0)
         if not is_pre:
@@ -588,7 +598,7 @@ def _run_layers(
 
 # --- compilation ----------------------------------------------------------------------------------
 
-SOURCES = ("block_loops", "lanes", "loops")
+SOURCES = ("block_loops", "instruction", "lanes", "loops")
 
 
 def _compiled(new: Any, key: int) -> Any:
@@ -614,8 +624,8 @@ def _new_run_layers(key: int) -> Any:
         beyond the rows; or out (B, E) of the states chosen (B,), one of each row.
 
         layers: (L, ADDRESSES). options: the number of heads, whether norms come before the layers,
-        and their ε. tiles: memory for the four matrices of a layer. states: (N, E), for those
-        between layers; it may be x, and out if nothing is chosen.
+        their ε, and the code of the activation. tiles: memory for the four matrices of a layer.
+        states: (N, E), for those between layers; it may be x, and out if nothing is chosen.
 
         memory has the order of the fields of `ChunkMemory`. It is a plain tuple, because what
         Numba keeps on disk cannot be read any more after a class of its arguments has another name.

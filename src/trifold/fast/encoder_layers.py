@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trifold.fast import as_array, compiled_block, is_autocast, is_eager_cpu
 from trifold.fast.attention import is_plain
+from trifold.fast.instruction import ACTIVATIONS
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import has_hooks, int8_weight
 from trifold.nn.attention import Attention
@@ -30,6 +31,7 @@ from trifold.nn.stack import Block, Stack
 from trifold.nn.walk import StackInputs
 
 LANES = 16  # numbers of an AVX-512 register
+SUPPORTED = ("gelu", "gelu-tanh", "relu")  # activations
 MIN_TOKENS = 256  # from which they are worth the loading of the loops
 
 Array = NDArray[Any]
@@ -88,13 +90,15 @@ def _are_alike(stack: Stack, dtype: torch.dtype) -> bool:
 
 
 def _sizes(block: Any) -> tuple[Any, ...]:
-    """The width of a head, that of the feed-forward network, the ε of the norms, and whether the
-    weights are in int8.
+    """The width of a head, the width and the activation of the feed-forward network, the ε of the
+    norms, and whether the weights are in int8.
     """
     network = block.feed_forward.sublayer
     epsilons = {norm.epsilon for norm in _norms(block)}
     is_int8 = isinstance(network.in_proj.weight, Int8Weight)
-    return block.self_attention.sublayer.head_width, len(network.in_proj.weight), *epsilons, is_int8
+    head_width = block.self_attention.sublayer.head_width
+    inner = len(network.in_proj.weight)
+    return head_width, inner, network.activation_name, *epsilons, is_int8
 
 
 def _is_classical(layer: nn.Module) -> bool:
@@ -107,7 +111,7 @@ def _is_classical(layer: nn.Module) -> bool:
         return False
     if type(attention) is not Attention or not is_plain(attention):
         return False
-    if network.gate_proj is not None or network.activation_name != "gelu":
+    if network.gate_proj is not None or network.activation_name not in SUPPORTED:
         return False
     if any(module.active for module in (attention.drop, network.drop)):
         return False
@@ -360,6 +364,7 @@ def encoder_layers(stack: Stack, x: Tensor, mask: Mask, chosen: Tensor | None = 
     )
     memory, tiles = _memory_of(shapes)
     weights = [Weights(block) for block in blocks]
+    activation = ACTIVATIONS[blocks[0].feed_forward.sublayer.activation_name]
     addresses = np.array([weights[block].addresses for block in stack.block_of_layer], np.int64)
     epsilon = np.float32(_norms(blocks[0])[0].epsilon)
     read = as_array(x).reshape(-1, x.shape[2])
@@ -375,7 +380,7 @@ def encoder_layers(stack: Stack, x: Tensor, mask: Mask, chosen: Tensor | None = 
         starts,
         starts[:0] if chosen is None else chosen.numpy(),
         addresses,
-        (shapes.heads, _placement(blocks[0]) == "pre", epsilon),
+        (shapes.heads, _placement(blocks[0]) == "pre", epsilon, activation),
         memory,
         tiles,
         states,

@@ -360,6 +360,21 @@ class _Vector:
         lower = upper * -1.0 + 1.0
         return self * self._new(self.builder.select(is_negative, upper.value, lower.value))
 
+    def gelu_tanh(self) -> _Vector:
+        """GELU by the hyperbolic tangent: x σ(2z) with z = √(2/π) (x + 0.044715 x³)."""
+        z = self * (self * self).times_plus(0.1029432, 2.3022082)  # 2z log2 e
+        power = (z.absolute() * -1.0).exp2()
+        is_negative = self.builder.fcmp_ordered("<", z.value, _constant(_FLOATS, 0.0))
+        one = _constant(_FLOATS, 1.0)
+        upper = self._new(self.builder.select(is_negative, power.value, one))
+        return self * upper * (power + 1.0).inverse()
+
+
+@_operation(lanes, lanes)
+def gelu_tanh(builder: Any, x: Any) -> Any:
+    """GELU by the hyperbolic tangent."""
+    return _Vector(builder, x).gelu_tanh().value
+
 
 @_operation(lanes, lanes)
 def exp2(builder: Any, x: Any) -> Any:
