@@ -67,6 +67,12 @@ class TrainSettings(Settings):
         1, ge=0, lt=2**64, description="seed of weights, data order, dropout and held-out data"
     )
     steps: int = Field(10_000, gt=0)
+    last_step: int | None = Field(
+        None,
+        ge=0,
+        description="step after which the run ends, though the schedule goes on; folds choose it "
+        "(data.holdout)",
+    )
     minutes: float | None = Field(None, gt=0, description="stop after this wall time")
     accumulate: int = Field(1, gt=0, description="batches per update")
 
@@ -234,6 +240,13 @@ class TrainSettings(Settings):
         if self.compile == "blocks":
             return 1
         return self.workers
+
+    @property
+    def end(self) -> int:
+        """The last step of the run."""
+        if self.last_step is None:
+            return self.steps
+        return min(self.steps, self.last_step)
 
     @property
     def decay_steps(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trifold.baselines.baseline import Baseline, LabelledRows
-from trifold.baselines.scoring import score
+from trifold.baselines.scoring import Scored, score
 from trifold.baselines.table import evaluated
 from trifold.errors import plural
 from trifold.objectives.evaluation import Evaluation
@@ -134,11 +134,14 @@ def _middle(values: NDArray[np.float64]) -> tuple[float, float]:
 class MeasuredBaselines:
     """Fitted baselines, measured on rows once; models are compared with them, one after the
     other.
+
+    predictions: of each baseline for these rows.
     """
 
     task: Any
     fitted: Sequence[Baseline]
     measured: list[_Resampled] = field(default_factory=list)
+    predictions: list[Any] = field(default_factory=list)
 
     @classmethod
     def on(
@@ -146,13 +149,18 @@ class MeasuredBaselines:
     ) -> MeasuredBaselines:
         """The baselines, measured on rows and their examples."""
         task = evaluated(task)
-        measured = []
+        measured = cls(task, fitted)
         if fitted:
             labelled = LabelledRows.of(rows, examples)
             for baseline in fitted:
-                scored = score(task, labelled, baseline.predict(task, labelled))
-                measured.append(_Resampled(scored.scores, _draws(scored.resampled)))
-        return cls(task, fitted, measured)
+                predictions = baseline.predict(task, labelled)
+                measured.add(score(task, labelled, predictions), predictions)
+        return measured
+
+    def add(self, scored: Scored, predictions: Any) -> None:
+        """Add the measurement of the next baseline."""
+        self.measured.append(_Resampled(scored.scores, _draws(scored.resampled)))
+        self.predictions.append(predictions)
 
     @property
     def score(self) -> str:

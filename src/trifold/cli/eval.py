@@ -288,6 +288,10 @@ def split_files(request: EvalRequest, recipe: Recipe, example: str) -> tuple[str
     split = request.split or _default_split(recipe)
     if split not in ("test", "valid"):
         raise UsageError(f"--split {split}: not a split; choose test or valid")
+    if split == "valid" and recipe.data.folds is not None:
+        raise request.no_data_error(
+            "it was trained on all rows, and its score is of folds;", example
+        )
     if split == "valid" and recipe.data.holdout:
         return split, None
     files = getattr(recipe.data, split)

@@ -30,7 +30,7 @@ MODEL = "config.json"  # beside which other tools write a recipe.yaml
 LOCK = ".lock"
 SUMMARY = "summary.json"  # of `trifold train --seeds` and `--folds`
 # Folders of a run, in which there are no runs.
-PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejected"}
+PARTS = {"checkpoints", "model", "samples", "tokenizer", "tensorboard", "rejected", "folds"}
 
 
 @dataclass

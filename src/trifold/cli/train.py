@@ -167,6 +167,8 @@ def _print_outcome_as_json(outcome: Outcome) -> None:
     del facts["exit_code"]
     if outcome.comparison is not None:
         facts["comparison"] = outcome.comparison.as_json()
+    if outcome.folds is not None:
+        facts["folds"] = outcome.folds._asdict()
     print_json(facts)
 
 
@@ -175,7 +177,10 @@ def _print_outcome(outcome: Outcome, recipe: Recipe) -> None:
     from trifold.hub.folder import describe_folder
     from trifold.scores import score_text
 
-    if outcome.scores:
+    if outcome.folds is not None:
+        step = f"step {outcome.best_step:,} of all rows"
+        print(wrapped(f"validation:   {outcome.folds.describe()}; {step}"))
+    elif outcome.scores:
         scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
         print(wrapped(f"validation:   {scores} at step {outcome.best_step:,}, the best"))
     if outcome.comparison is not None:

@@ -90,7 +90,8 @@ class Documents(Rows):
 
 class Splits(NamedTuple):
     """The data of an experiment, as `Rows` or what `read` of `read_splits` returns; `valid` and
-    `test` are None if the settings name none.
+    `test` are None if the settings name none. Without validation rows, `valid` is empty if folds
+    choose the steps.
     """
 
     train: Any
@@ -129,6 +130,8 @@ def read_splits(
             raise SettingsError(
                 f"data.{key}: only the rows of labelled tasks have it; leave it out"
             )
+    if settings.folds is not None:
+        return splits._replace(valid=splits.train.select([], "no rows"))
     train, valid = splits.train.hold_out(settings.holdout, seed)
     return Splits(train, valid, splits.test)
 

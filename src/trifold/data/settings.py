@@ -103,7 +103,8 @@ class DataSettings(Settings):
         description="number or share (0.1) of training rows or documents used as validation "
         "data, or a fold: "
         "`fold:2/5` is the second of five; of a single document, the share of its characters, "
-        "taken from the end",
+        "taken from the end; classification: `folds:5`, five folds choose the steps, and the "
+        "saved model is trained on all rows",
     )
     group: str | int | None = Field(
         None,
@@ -119,7 +120,10 @@ class DataSettings(Settings):
     @field_validator("holdout")
     @classmethod
     def _check_share(cls, holdout: int | float | str) -> int | float | str:
-        if isinstance(holdout, str):
+        if isinstance(holdout, str) and (folds := re.fullmatch(r"folds:(\d{1,3})", holdout)):
+            if int(folds[1]) < 2:
+                raise ValueError(f"at least two folds are needed, got {holdout!r}")
+        elif isinstance(holdout, str):
             fold = re.fullmatch(r"fold:(\d{1,6})/(\d{1,6})", holdout)
             if not fold or not 1 <= int(fold[1]) <= int(fold[2]) != 1:
                 raise ValueError(
@@ -133,6 +137,13 @@ class DataSettings(Settings):
         elif holdout < 0:
             raise ValueError(f"must be greater than or equal to 0, got {holdout}")
         return holdout
+
+    @property
+    def folds(self) -> int | None:
+        """The number of folds that choose the steps of a run on all rows; None of other runs."""
+        if isinstance(self.holdout, str) and self.holdout.startswith("folds:"):
+            return int(self.holdout.removeprefix("folds:"))
+        return None
 
     @field_validator("delimiter")
     @classmethod

@@ -466,8 +466,8 @@ class Classify(LabelledObjective):
     def compute_scores(self, run: EvalRun) -> Evaluation:
         count = run.context.samples
         shift = None
-        if run.context.chooses and self._shifts:
-            shift = self._choose_shift(run.sums)
+        if run.context.chooses:
+            shift = self.choose_shift(run.sums)
         if shift is not None:
             shifted = (torch.from_numpy(logits + shift) for logits in run.sums["logits"])
             outputs = [choose_labels(logits, self.config).numpy() for logits in shifted]
@@ -511,10 +511,12 @@ class Classify(LabelledObjective):
             return self.settings.best_by in ("micro_f1", "macro_f1")
         return self.problem == SINGLE and self.classes == 2 and self.settings.best_by in MEASURES
 
-    def _choose_shift(self, sums: Mapping[str, Any]) -> NDArray[np.float32] | None:
+    def choose_shift(self, sums: Mapping[str, Any]) -> NDArray[np.float32] | None:
         """(C,) what the biases gain, so that the score that selects is highest on these rows; None
-        if they are best as they are.
+        if they are best as they are, or if it does not depend on thresholds.
         """
+        if not self._shifts:
+            return None
         labels, logits = (np.concatenate(sums[name]) for name in ("labels", "logits"))
         shift = np.zeros(self.classes, dtype=np.float32)
         if self.problem == SINGLE:

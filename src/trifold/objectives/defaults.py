@@ -20,7 +20,12 @@ from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.prompted import PromptSettings
-from trifold.objectives.sizes import estimate_sizes, is_unsized_student, sizes_of_student
+from trifold.objectives.sizes import (
+    FOLDED,
+    estimate_sizes,
+    is_unsized_student,
+    sizes_of_student,
+)
 from trifold.settings import as_yaml, nearest
 
 # Sizes that a model shares with the one that its initial weights come from.
@@ -72,7 +77,8 @@ def complete(values: dict[str, Any], written: Mapping[str, Any]) -> Added:
             _check_tokenizer(written.get("tokenizer"))
         if not groups["data"].get("train"):
             raise SettingsError("data.train: no training data; set data.train=FILE")
-        for_size = estimate_sizes(groups, config)
+        may_fold = _may_fold(groups) and not values.get("pretrain")
+        for_size = estimate_sizes(groups, config, may_fold=may_fold)
     elif is_unsized_student(groups, wraps=objective.wraps):
         student = None
         with suppress(TrifoldError):  # which training reports
@@ -113,6 +119,14 @@ def _is_open(model: Mapping[str, Any], objective: type[ObjectiveSettings]) -> bo
         return True
     others = set(objective.shapes[1:])
     return model["shape"] in others and not model.keys() >= {*FIXED_SIZES}
+
+
+def _may_fold(groups: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether folds may choose the steps of a small number of rows: not where the latest ones are
+    held out, and not in a limited time.
+    """
+    limits = groups["data"].get("time"), groups["train"].get("minutes")
+    return _kind(groups) in FOLDED and limits == (None, None)
 
 
 def _find_objective(groups: Mapping[str, Any]) -> type[ObjectiveSettings] | None:

@@ -1,13 +1,15 @@
 """Validation of an objective: its options, its state while it runs, and its result."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trifold.batches import BatchSettings
 from trifold.generation_config import GenerationConfig
@@ -53,7 +55,8 @@ class Evaluation(NamedTuple):
     resampled: computes the scores of some of the examples; None if there are too few of them.
     loss: in nats per token, without smoothing. value: what `best_by` names; larger is better.
     balance: of a classifier. shift (C,): what the biases of the classes gain by thresholds that are
-    chosen on these rows; shift_words: in words.
+    chosen on these rows; shift_words: in words. columns: the statistics that are arrays with a row
+    for each example, in the order of the examples.
     """
 
     scores: dict[str, float]
@@ -66,6 +69,7 @@ class Evaluation(NamedTuple):
     balance: Balance | None = None
     shift: Any = None
     shift_words: str = ""
+    columns: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def config_with_labels(
         )
     context.report_labels("labels", config.labels)
     if problem == SINGLE:
-        context.report(_describe_shares(config.labels, valid))
+        context.report(_describe_shares(config.labels, valid if len(valid) else train))
         if doubtful := sorted(label for label in config.labels if label.casefold() in NO_LABELS):
             listed = join_or([*map(repr, doubtful)])
             context.report(

@@ -121,7 +121,8 @@ class BuildContext:
         self.require_data()
         train, valid, _ = read_splits(self.data, self.seed, read)
         self.report(str(train.report))
-        self.report(str(valid.report))
+        if self.data.folds is None:
+            self.report(str(valid.report))
         return train, valid
 
     def select_readable(
@@ -445,22 +446,26 @@ class Objective(ABC):
         loss = sums["nll"] / max(sums["tokens"], 1)
         sums["loss"] = loss
         evaluation = self.compute_scores(EvalRun(model, rows, examples, context, sums))
+        rows = np.concatenate(sums["rows"])
+        evaluation = evaluation._replace(columns=_rows_of(batches, rows))
         if evaluation.resampled is None:
-            evaluation = evaluation._replace(
-                resampled=self._resampled(batches, np.concatenate(sums["rows"]))
-            )
+            resampled = self._resampled(batches, evaluation.columns, len(rows))
+            evaluation = evaluation._replace(resampled=resampled)
         best_by = self.settings.best_by
         if best_by == "loss":
             return evaluation._replace(loss=loss, value=-loss)
         return evaluation._replace(loss=loss, value=evaluation.scores[best_by])
 
-    def _resampled(self, batches: Sequence[Mapping[str, Any]], rows: Ids) -> Resampled | None:
+    def _resampled(
+        self,
+        batches: Sequence[Mapping[str, Any]],
+        columns: Mapping[str, NDArray[Any]],
+        examples: int,
+    ) -> Resampled | None:
         """The scores of some of the examples, if `measure` returns a row for each; otherwise of
-        some of the batches, if there are enough. batches: the statistics of each; rows: the numbers
-        of the examples of all.
+        some of the batches, if there are enough. batches: the statistics of each; columns: the
+        rows that `measure` returns.
         """
-        examples = len(rows)
-        columns = _rows_of(batches, rows)
         if columns:
 
             def of_rows(rows: Ids) -> Mapping[str, float]:

@@ -29,6 +29,10 @@ from trifold.predict.answer import MAX_ANSWER_LENGTH
 WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))
 GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 HELD_OUT = 500_000  # most tokens of the held-out tenth
+# The tasks of which folds choose the steps, for so many rows (with the header of a table).
+FOLDED = ("classify",)
+FOLDED_ROWS = range(50, 2_001)
+FOLDS = "folds:5"
 FEWEST_POSITIONS = 64
 MOST_POSITIONS = 512
 ROOM = 1.5  # times the length of a long row, for longer ones that the model is used on
@@ -94,10 +98,10 @@ def sizes_of_student(groups: Groups, student: ModelConfig | None) -> dict[str, d
 
 
 def estimate_sizes(
-    groups: Groups, start: ModelConfig | None, plan: Plan | None = None
+    groups: Groups, start: ModelConfig | None, plan: Plan | None = None, *, may_fold: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Settings, by group, for the estimated size of the training data. start: the config of
-    start_from. plan: by default that of the task.
+    start_from. plan: by default that of the task. may_fold: whether folds may choose the steps.
     """
     data = groups["data"]
     plan = plan or plan_for(_kind(groups), start)
@@ -106,6 +110,7 @@ def estimate_sizes(
         size, of_images = _size_of_images(data, start)
     else:
         size = _estimate_texts(groups)
+        may_fold &= size.rows in FOLDED_ROWS
         if plan.rows is None:  # the examples may be others than the rows
             size = size._replace(rows=0)
     chosen = sizes_for(groups, size, start, plan)
@@ -118,6 +123,8 @@ def estimate_sizes(
     chosen["train"] |= schedule(groups, updates, plan)
     if data.get("train") and not data.get("valid"):
         chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / size.tokens):.2g}")}
+        if may_fold:
+            chosen["data"] = {"holdout": FOLDS}
     return chosen
 
 

@@ -434,6 +434,11 @@ def _learn_longer(run: FinishedRun) -> str:
     return f"{_more_steps(run)}, more data or start_from=PRETRAINED"
 
 
+def _all_measured(run: FinishedRun) -> str:
+    """What measures more rows."""
+    return "--folds 5" if run.recipe.data.folds is None else "more rows"
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
@@ -476,7 +481,7 @@ OF_RUNS = {
     "plateau": AdviceRule(_is_plateau, _say_plateau, _past_plateau),
     "unfinished": AdviceRule(_is_unfinished, _say_unfinished, _more_steps),
     "weak": AdviceRule(_still_weak, _say_still_weak, _more_steps),
-    "tiny": _of_best(OF_SCORES["tiny"], lambda _: "--folds 5"),
+    "tiny": _of_best(OF_SCORES["tiny"], _all_measured),
 }
 
 
@@ -553,8 +558,12 @@ def finished_run(
         loss = progress.best.loss
     objective = data.objective
     constant = None
+    examples = data.valid
+    if data.recipe.data.folds is not None:  # which have held out each row once
+        count = count_rows(data.bundle.train)
+        examples = data.train
     if not is_compared:
-        constant = objective.constant_answer(data.valid)
+        constant = objective.constant_answer(examples)
     return FinishedRun(
         recipe=data.recipe,
         folder=shlex.quote(str(folder.path)),

@@ -7,6 +7,7 @@ import torch
 from trifold.batches import Blocks
 from trifold.costs import forward_flops
 from trifold.train.data import TrainingData
+from trifold.train.run_folder import RunPart
 from trifold.train.work_time import WorkTime, time_work
 
 # Share of the speed of large products that training reaches on a CPU, with its validations.
@@ -20,10 +21,14 @@ PRODUCTS = 10
 GROUPS = 8
 
 
-def describe_duration(data: TrainingData, steps: int, dtype: torch.dtype) -> str:
+def describe_duration(
+    data: TrainingData, steps: int, dtype: torch.dtype, part: RunPart | None = None
+) -> str:
     """`about 7 minutes on the idle machine`, for this many steps on this CPU if no other program
-    uses it. dtype: of the matrix products.
+    uses it. dtype: of the matrix products. part: of another run, whose time is described.
     """
+    if part is not None:
+        steps = round(steps * part.runs)
     total = steps * step_flops(data)
     products = list[WorkTime]()
     speed = ASSUMED
@@ -40,6 +45,8 @@ def describe_duration(data: TrainingData, steps: int, dtype: torch.dtype) -> str
         text += " on the idle machine"
     if any(product.is_busy for product in products):
         text += ", which is busy now"
+    if part is not None:
+        text += " for all folds and the run on all rows"
     return text
 
 

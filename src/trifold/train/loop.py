@@ -34,9 +34,19 @@ from trifold.train.checkpoint import BestValidation
 from trifold.train.data import RankShare, TrainingData, iterate_batches, take_share
 from trifold.train.device import agree_on_options, find_machine, keep_freed_memory
 from trifold.train.duration import describe_duration
+from trifold.train.fold_scores import FoldedEvaluation
+from trifold.train.folds import train_folds
 from trifold.train.launch import join_ranks
 from trifold.train.metrics import Meter, MetricsLog
-from trifold.train.monitor import Outcome, OutcomeView, Snapshot, StoppedBy, View, choose_view
+from trifold.train.monitor import (
+    FoldScores,
+    Outcome,
+    OutcomeView,
+    Snapshot,
+    StoppedBy,
+    View,
+    choose_view,
+)
 from trifold.train.prefetch import prefetch
 from trifold.train.preparation import Preparation, TrainingSession
 from trifold.train.ranks import Interrupted, Ranks
@@ -101,15 +111,11 @@ def train(
             outcome, recipe = pretrain(recipe, path, view, train_stage)
             if not outcome.finished:
                 return outcome
+        options = {"resume": resume == "auto", "data_changed": data_changed}
         with closing(RunFolder(path, ranks.command)) as folder:
-            return _train_in(
-                folder,
-                recipe,
-                ranks,
-                view,
-                resume=resume == "auto",
-                data_changed=data_changed,
-            )
+            if recipe.data.folds is not None:
+                return train_folds(folder, recipe, ranks, view, _train_in, **options)
+            return _train_in(folder, recipe, ranks, view, **options)
 
 
 def resume(run: str | Path, **arguments: Any) -> Outcome:
@@ -132,7 +138,7 @@ def _train_in(
     """Prepare, train until a limit or a signal, and report how the run ended."""
     if resume:
         recipe = ranks.in_turn(with_recorded_sizes, recipe, folder)
-        if has_all_steps(folder, recipe.train.steps):
+        if has_all_steps(folder, recipe.train.end):
             view = OutcomeView(view)
     machine = ranks.in_turn(find_machine, recipe.train, recipe.batch.tokens, ranks)
     machine = agree_on_options(machine)
@@ -179,8 +185,8 @@ def _train_session(session: TrainingSession) -> Outcome:
     first_step = start.step
     duration = ""
     if session.machine.device.type == "cpu" and ranks.world == 1:
-        steps = session.recipe.train.steps - first_step
-        duration = describe_duration(session.data, steps, session.machine.dtype)
+        steps = session.recipe.train.end - first_step
+        duration = describe_duration(session.data, steps, session.machine.dtype, folder.part)
     parts = [str(session.trainer), describe_epochs(session.data), duration]
     parts.append(f"writing to {folder.path}")
     view.say("; ".join(filter(None, parts)))
@@ -202,6 +208,8 @@ def _train_session(session: TrainingSession) -> Outcome:
     if stopped_by == "signal":
         view.end()  # the command is the last line
         view.say(f"stopped at step {end.step:,}; continue with {folder.continue_command}")
+    elif folder.part is not None:
+        pass  # the run that it is part of has the advice
     elif end.step == first_step and folder.path.name != PRETRAINED:
         view.say(describe_finished(session.recipe.train, end.step, stopped_by, folder))
     elif ranks.is_first:
@@ -220,26 +228,36 @@ def _train_session(session: TrainingSession) -> Outcome:
         best_step=end.best.step,
         advice=advice,
         comparison=comparison,
+        folds=end_folds(session, end.best.step),
     )
+
+
+def end_folds(session: TrainingSession, step: int) -> FoldScores | None:
+    """The scores of the folds of a run on all rows, whose weights of a step are saved."""
+    if session.data.recipe.data.folds is None:
+        return None
+    return FoldedEvaluation(session.data, session.folder).at(step).facts
 
 
 def describe_epochs(data: TrainingData) -> str:
     """The epochs that the steps of a run are."""
     settings = data.recipe.train
-    epochs = settings.steps * settings.accumulate / len(data.plan(data.train, 0))
+    epochs = settings.end * settings.accumulate / len(data.plan(data.train, 0))
     number = f"{epochs:.0f}" if epochs >= 10 else f"{epochs:.2g}"
-    return f"{plural(settings.steps, 'step')}, {number} epoch{'s' * (number != '1')}"
+    return f"{plural(settings.end, 'step')}, {number} epoch{'s' * (number != '1')}"
 
 
 def describe_finished(
-    settings: TrainSettings, step: int, stopped_by: StoppedBy, folder: RunFolder
+    settings: TrainSettings, step: int, stopped_by: str, folder: RunFolder
 ) -> str:
     """A line about a run that was continued and ended before another step, with the command that
     continues it for longer.
     """
+    if stopped_by == "steps" and settings.end < settings.steps:
+        stopped_by = "last_step"
     limit = getattr(settings, stopped_by)
     longer = 2 * max(step, 1)
-    if stopped_by != "steps":
+    if stopped_by not in ("steps", "last_step"):
         longer = 2 * limit
     command = folder.continue_command.removesuffix("`")
     return (
@@ -263,7 +281,7 @@ class Run:
         self.saver = session.saver
         self.progress = session.progress
         self.log = log
-        self.meter = Meter(self.settings.steps, self.progress.seconds, self.progress.step)
+        self.meter = Meter(self.settings.end, self.progress.seconds, self.progress.step)
 
     def report_start(self) -> None:
         """Report the data files that have changed, and the first step; accept these files."""
@@ -275,7 +293,7 @@ class Run:
                 "metrics are in metrics.jsonl only; for TensorBoard, install it with "
                 f"`{install_command('plots')}`"
             )
-        self.view.begin(self.settings.steps, self.progress.step)
+        self.view.begin(self.settings.end, self.progress.step)
         if self.session.changed_files and self.progress.step:
             # With the digests of the new files, so that they are accepted from now on.
             self._save()
@@ -364,7 +382,7 @@ class Run:
         speed, seconds_left = self.meter.read(progress.step, self.settings.minutes)
         return Snapshot(
             step=progress.step,
-            total=self.settings.steps,
+            total=self.settings.end,
             epoch=progress.epoch,
             loss=progress.loss_sum / progress.loss_count,
             learning_rate=update.rate,
@@ -384,7 +402,7 @@ class Run:
             return "patience"
         if settings.minutes is not None and progress.seconds >= settings.minutes * 60:
             return "minutes"
-        if progress.step >= settings.steps:
+        if progress.step >= settings.end:
             return "steps"
         return None
 
@@ -398,6 +416,8 @@ class Run:
         has_model = self.progress.best.score is not None
         is_last = stopped_by is not None and not (stopped_by == "signal" and has_model)
         is_regular = step % self.settings.validate_every == 0
+        if self.data.recipe.data.folds is not None:  # there are no validation rows
+            is_regular = False
         return step > self.progress.validated and (is_last or is_regular)
 
     def _validate(self) -> StoppedBy | None:
@@ -440,6 +460,9 @@ class Run:
         self.view.validated(result)
         named_scores = {f"valid/{name}": value for name, value in result.scores.items()}
         named_scores |= {f"baseline/{name}": value for name, value in result.baselines.items()}
+        if result.folds is not None:
+            deviations = result.folds.deviations
+            named_scores |= {f"deviation/{name}": value for name, value in deviations.items()}
         self.log(progress.step, {"valid/loss": result.loss, **named_scores})
         if result.best:
             return best, result.scores

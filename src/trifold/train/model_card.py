@@ -32,6 +32,7 @@ from trifold.recipe import Recipe
 from trifold.scores import score_text
 from trifold.scores.bootstrap import score_intervals
 from trifold.train.data_files import read_data_json
+from trifold.train.monitor import FoldScores
 from trifold.train.run_folder import RunFolder
 from trifold.yaml_dialect import dump
 
@@ -45,11 +46,13 @@ def run_card(
     parameters: int,
     result: Evaluation | None,
     comparison: Comparison | None = None,
+    folds: FoldScores | None = None,
 ) -> ModelCard:
     """The card of the model in the folder of a run, whose config is written.
 
     result: of the validation that chose the weights; None if there was none. comparison: of the
-    scores of that validation with those of baselines.
+    scores of that validation with those of baselines. folds: that have validated a model of all
+    rows.
     """
     task: Any = recipe.task.evaluated
     use = {"pipeline_tag": task.pipeline_tag}
@@ -60,7 +63,13 @@ def run_card(
     scores: list[CardScore] = []
     measured = ""
     if result is not None:
-        scores, measured = _scores(result, comparison)
+        rows = "the validation rows" if folds is None else "all rows"
+        scores, measured = _scores(result, comparison, rows)
+    if folds is not None:
+        measured += (
+            f" Each row was held out of the training of one of {folds.folds} models, which scored "
+            f"it; the published one was trained on all rows. {folds.describe().capitalize()}."
+        )
     return ModelCard(
         **describe_model(folder.model, read_json(folder.below(folder.model) / CONFIG)),
         parameters=parameters,
@@ -90,12 +99,14 @@ def _files(folder: RunFolder) -> Iterator[CardFile]:
             yield CardFile(key, Path(name).name, digest.size, digest.sha256)
 
 
-def _scores(result: Evaluation, comparison: Comparison | None) -> tuple[list[CardScore], str]:
+def _scores(
+    result: Evaluation, comparison: Comparison | None, of_rows: str
+) -> tuple[list[CardScore], str]:
     """The scores with their intervals, those of baselines, and a sentence about what they were
-    computed on.
+    computed on, `of_rows`.
     """
     intervals: dict[str, tuple[float, float]] = {}
-    measured = "Scores of the validation rows."
+    measured = f"Scores of {of_rows}."
     resampled = result.resampled
     if resampled is not None and resampled.examples >= FEWEST_EXAMPLES:
         if comparison is not None:
@@ -103,7 +114,7 @@ def _scores(result: Evaluation, comparison: Comparison | None) -> tuple[list[Car
         else:
             intervals = score_intervals(resampled, RESAMPLES)
         measured = (
-            "Scores of the validation rows; intervals by bootstrap, "
+            f"Scores of {of_rows}; intervals by bootstrap, "
             f"{RESAMPLES:,} resamples of {resampled.examples:,} {resampled.noun}."
         )
     values = result.scores

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trifold.baselines.comparison import Comparison
 from trifold.errors import wrapped
-from trifold.scores import score_text
+from trifold.scores import DIGITS, score_text
 
 WIDTH = 80  # columns of lines for files and pipes
 ROOM = 3  # columns after the progress bar
@@ -45,6 +45,22 @@ class Snapshot(NamedTuple):
     token_name: str = "tokens"
 
 
+class FoldScores(NamedTuple):
+    """The means of the scores of `folds` folds, and their standard deviations (n - 1)."""
+
+    folds: int
+    scores: dict[str, float]
+    deviations: dict[str, float]
+
+    def describe(self) -> str:
+        """`mean ± deviation of 5 folds: accuracy 78.1 ± 2.0, macro F1 77.9 ± 2.2`."""
+        listed = ", ".join(
+            f"{score_text(name, value)} ± {self.deviations[name]:.{DIGITS.get(name, 1)}f}"
+            for name, value in self.scores.items()
+        )
+        return f"mean ± deviation of {self.folds} folds: {listed}"
+
+
 class Validated(NamedTuple):
     """The result of a validation; samples are (source, reference, output), or (prompt, None,
     output).
@@ -61,6 +77,8 @@ class Validated(NamedTuple):
     remark: str = ""
     # The score of each baseline that selects the best weights, by the name of the baseline.
     baselines: Mapping[str, float] = MappingProxyType({})
+    # Of a model of all rows: the folds whose mean scores these are.
+    folds: FoldScores | None = None
 
 
 class Outcome(NamedTuple):
@@ -68,7 +86,8 @@ class Outcome(NamedTuple):
 
     scores: those of the validation at `best_step`, whose weights are in model/; best_step is 0
     without a validation. advice: lines about a weak result. comparison: the scores with their
-    intervals, and those of the baselines; None without a validation.
+    intervals, and those of the baselines; None without a validation. folds: of a run on all rows,
+    whose scores are those of folds.
     """
 
     folder: Path
@@ -80,6 +99,7 @@ class Outcome(NamedTuple):
     best_step: int = 0
     advice: Sequence[str] = ()
     comparison: Comparison | None = None
+    folds: FoldScores | None = None
 
     @property
     def finished(self) -> bool:
@@ -265,6 +285,8 @@ def validation_lines(result: Validated) -> list[str]:
 
     Without a reference, a sample is a prompt and its continuation.
     """
+    if result.folds is not None:
+        return [f"step {result.step}, of all rows; {result.folds.describe()}"]
     parts = [f"step {result.step}: validation loss {result.loss:.4f}"]
     parts += [score_text(name, value) for name, value in result.scores.items()]
     if result.best:

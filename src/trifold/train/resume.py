@@ -47,6 +47,7 @@ FREE: tuple[str, ...] = (
     *("name", "description", "generate", "task.tokenize"),
     *("train.device", "train.log_every", "train.minutes", "train.patience"),
     *("train.baselines", "train.recompute", "train.samples", "train.steps", "train.sharding"),
+    "train.last_step",
     *("train.keep_every", "train.keep_best", "train.async_save", "train.check_memory"),
     # Reactions to problems, which may have come up since the run began.
     *(

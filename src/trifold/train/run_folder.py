@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from filelock import FileLock, Timeout
@@ -33,6 +33,8 @@ from trifold.train.ranks import Interrupted
 
 LOCK = ".lock"
 PRETRAINED = "pretrained"  # the folder of the run of the first stage
+HELD_OUT = "held-out"
+FOLDS = "folds"  # the folder of the runs that choose the steps
 IDENTITY = "run"  # the key of the run's identity in the progress of a checkpoint
 # The errors of file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -52,13 +54,27 @@ def recipe_of_run(folder: AnyPath) -> UntrustedPath:
     return recipe
 
 
-class RunFolder:
-    """The paths of one run, and the command, in backticks, that continues it."""
+class RunPart(NamedTuple):
+    """What a run that is part of another one knows about it. run: its folder. runs: how long this
+    part and all that follows take, in the time of this part.
+    """
 
-    def __init__(self, path: Path, command: str = "trifold") -> None:
+    run: Path
+    runs: float
+
+
+class RunFolder:
+    """The paths of one run, and the command, in backticks, that continues it.
+
+    part: of a run that another one consists of, and that is continued with it.
+    """
+
+    def __init__(self, path: Path, command: str = "trifold", part: RunPart | None = None) -> None:
         check_utf8(str(path), "--out")
         self.path = path
-        self.continue_command = f"`{command} resume {shlex.quote(str(path))}`"
+        self.part = part
+        whole = path if part is None else part.run
+        self.continue_command = f"`{command} resume {shlex.quote(str(whole))}`"
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
         self.tokenizer = path / "tokenizer"
@@ -72,6 +88,14 @@ class RunFolder:
         self._lock = FileLock(path / LOCK)
         self._probe = path / ".writable"
         self._created: list[Path] = []  # by this process
+
+    def held_out(self, step: int) -> Path:
+        """The file with the predictions of a validation of a fold."""
+        return self.path / HELD_OUT / f"step-{step:08d}.safetensors"
+
+    def held_out_files(self) -> Sequence[UntrustedPath]:
+        """The files of all validations of a fold."""
+        return self.below(self.path / HELD_OUT).glob("step-*.safetensors")
 
     def below(self, path: Path) -> UntrustedPath:
         """One of the paths of the run, to read: links in the run may not lead out of it."""
@@ -122,7 +146,8 @@ class RunFolder:
                 f"{self.path}: contains files; continue that run with --resume auto, or choose "
                 "another --out"
             )
-        for folder in (self.checkpoints, self.model, self.samples, self.tokenizer, self.rejected):
+        folders = (self.checkpoints, self.model, self.samples, self.tokenizer, self.rejected)
+        for folder in (*folders, self.path / FOLDS):
             self.below(folder).is_inside()  # raises for a link out, through which we would write
         if self.recipe.exists():
             return
@@ -188,14 +213,19 @@ class RunFolder:
         except Interrupted:  # the run will be continued
             raise
         except BaseException:
-            if self.recipe in self._created:
-                for path in reversed(self._created):
-                    if path.is_dir() and path != self.tokenizer:
-                        with suppress(OSError):  # not empty
-                            path.rmdir()
-                    else:
-                        disk.remove(path)
+            self.remove_created()
             raise
+
+    def remove_created(self) -> None:
+        """Remove the files of a run that this process has begun."""
+        if self.recipe not in self._created:
+            return
+        for path in reversed(self._created):
+            if path.is_dir() and path != self.tokenizer:
+                with suppress(OSError):  # not empty
+                    path.rmdir()
+            else:
+                disk.remove(path)
 
     def identity(self) -> dict[str, Any]:
         """The identity of the run, from the newest checkpoint with an intact progress.json; empty

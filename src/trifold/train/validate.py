@@ -22,8 +22,10 @@ from trifold.scores import score_text
 from trifold.train import checkpoint
 from trifold.train.checkpoint import BestValidation
 from trifold.train.data import TrainingData
+from trifold.train.fold_scores import FoldedEvaluation
+from trifold.train.held_out import HeldOut
 from trifold.train.model_card import run_card
-from trifold.train.monitor import Validated, shown_continuation
+from trifold.train.monitor import FoldScores, Validated, shown_continuation
 from trifold.train.ranks import Interrupted
 from trifold.train.run_folder import RunFolder
 
@@ -48,6 +50,9 @@ class Validator:
         data.objective.add_modules(model)
         self.model = model.to(device).eval()
         self._baselines: MeasuredBaselines | None = None
+        self.folds: FoldedEvaluation | None = None
+        if data.recipe.data.folds is not None:
+            self.folds = FoldedEvaluation(data, folder)
 
     def averaged(
         self, step: int, current: dict[str, Tensor]
@@ -98,18 +103,22 @@ class Validator:
         )
         try:
             poll()
-            result = data.objective.evaluate(self.model, data.bundle.valid, data.valid, context)
-            baselines = self._measure_baselines(poll)
+            result = self._evaluate(step, context)
+            baselines = self._measure_baselines(step, poll)
         except Interrupted:
             if best.score is None:  # there is no other model to use
                 self.save_model(weights, None)
             raise
         is_best = best.is_beaten(result.value, result.loss, result.balance)
+        folds = None
+        if self.folds is not None:
+            folds = self.folds.at(step).facts
+            is_best = True  # nothing compares the last weights
         if is_best and result.shift is not None:
             weights = data.objective.shifted_weights(weights, result.shift)
             self._load(weights)
         if is_best:
-            self.save_model(weights, result)
+            self.save_model(weights, result, folds)
         self._write_samples(step, result)
         validated = Validated(
             step,
@@ -121,10 +130,22 @@ class Validator:
             remark=describe_choice(result, best, is_best=is_best),
             baselines=baselines.values(),
         )
+        if self.folder.part is not None:
+            held_out = HeldOut.of(step, data.objective, data.bundle.valid, result, baselines)
+            held_out.write(self.folder.held_out(step))
+        if folds is not None:
+            validated = validated._replace(scores=folds.scores, folds=folds)
         best = best.after(step, result.value, result.loss, result.balance, is_best=is_best)
         return validated, best
 
-    def _measure_baselines(self, poll: Callable[[], None]) -> MeasuredBaselines:
+    def _evaluate(self, step: int, context: EvalContext) -> Evaluation:
+        """The scores of the validation rows; of a model of all rows, those of the folds."""
+        data = self.data
+        if self.folds is not None:
+            return self.folds.at(step).evaluation(data.objective)
+        return data.objective.evaluate(self.model, data.bundle.valid, data.valid, context)
+
+    def _measure_baselines(self, step: int, poll: Callable[[], None]) -> MeasuredBaselines:
         """The baselines of the task, fitted, saved and measured at the first validation; none if
         the recipe does not want any.
         """
@@ -136,6 +157,9 @@ class Validator:
             fitted = fit_baselines(data.objective, data.bundle.train, data.train, poll)
         if fitted:
             save_baselines(self.folder.path, fitted)
+        if self.folds is not None:
+            self._baselines = self.folds.at(step).baselines(data.objective, fitted)
+            return self._baselines
         self._baselines = MeasuredBaselines.on(
             data.objective, fitted, data.bundle.valid, data.valid
         )
@@ -151,9 +175,14 @@ class Validator:
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
 
-    def save_model(self, weights: dict[str, Tensor], result: Evaluation | None) -> None:
+    def save_model(
+        self,
+        weights: dict[str, Tensor],
+        result: Evaluation | None,
+        folds: FoldScores | None = None,
+    ) -> None:
         """Write the weights, config, tokenizers and model card as a Hugging Face folder, and the
-        adapters among `weights` alone to adapter/. result: of their validation.
+        adapters among `weights` alone to adapter/. result: of their validation, or of folds.
         """
         recipe = self.data.recipe
         generation = recipe.generate.model_dump() | dict(self.data.objective.generation)
@@ -163,7 +192,8 @@ class Validator:
         if result is not None and self._baselines is not None:
             comparison = self._baselines.compare(result)
         write_comparison(self.folder.scores, comparison)
-        card = run_card(recipe, self.folder, self.model.count_parameters(), result, comparison)
+        parameters = self.model.count_parameters()
+        card = run_card(recipe, self.folder, parameters, result, comparison, folds)
         write_card(self.folder.model, card)
         lora = recipe.train.lora
         if lora is not None:

@@ -1,0 +1,114 @@
+"""What a fold predicts for its held-out rows, in a file for each validation: from these files the
+steps are chosen, and the scores of all folds together are computed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+
+from trifold import disk
+from trifold.baselines.comparison import MeasuredBaselines
+from trifold.errors import CheckpointError
+from trifold.folders import UntrustedPath
+from trifold.hub.tensors import TensorFile
+from trifold.objectives.evaluation import Balance, Evaluation
+
+FACTS = "facts"  # the tensor with the scores and names, as JSON
+OF_BASELINE = "baseline."
+COLUMNS = ("labels", "logits")  # the statistics of the rows that are kept
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A validation of a fold.
+
+    value: what is larger for better weights. names: of the classes. lines (N,): of the rows in
+    their file. labels, logits: of each row. baselines: the predictions of each baseline, by the
+    name of its class.
+    """
+
+    step: int
+    value: float
+    loss: float
+    scores: Mapping[str, float]
+    balance: Balance | None
+    names: Sequence[str]
+    lines: NDArray[np.int64]
+    labels: NDArray[Any]
+    logits: NDArray[np.float32]
+    baselines: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(
+        cls, step: int, objective: Any, rows: Any, result: Evaluation, baselines: MeasuredBaselines
+    ) -> HeldOut:
+        """The validation of a step on rows."""
+        labels, logits = (result.columns[name] for name in COLUMNS)
+        both = zip(baselines.fitted, baselines.predictions, strict=True)
+        return cls(
+            step,
+            result.value,
+            result.loss,
+            result.scores,
+            result.balance,
+            [*objective.numbers],
+            np.array(rows.lines, dtype=np.int64),
+            labels,
+            logits,
+            {type(baseline).__name__: outputs for baseline, outputs in both},
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file. Raises OSError."""
+        facts = {
+            "step": self.step,
+            "value": self.value,
+            "loss": self.loss,
+            "scores": dict(self.scores),
+            "balance": self.balance,
+            "names": list(self.names),
+        }
+        arrays = {"lines": self.lines, "labels": self.labels, "logits": self.logits}
+        arrays |= {f"{OF_BASELINE}{name}": outputs for name, outputs in self.baselines.items()}
+        arrays[FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        disk.make_folder(path.parent)
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        disk.replace_bytes(path, save(tensors))
+
+    @classmethod
+    def read(cls, path: UntrustedPath) -> HeldOut:
+        """The validation in a file. Raises CheckpointError for a damaged one."""
+        file = TensorFile(path)
+        try:
+            arrays = {name: file[name].numpy() for name in file}
+            facts = json.loads(arrays[FACTS].tobytes())
+            balance = facts["balance"]
+            return cls(
+                int(facts["step"]),
+                float(facts["value"]),
+                float(facts["loss"]),
+                {str(name): float(value) for name, value in facts["scores"].items()},
+                None if balance is None else Balance(*balance),
+                [*map(str, facts["names"])],
+                arrays["lines"],
+                arrays["labels"],
+                arrays["logits"],
+                {
+                    name.removeprefix(OF_BASELINE): array
+                    for name, array in arrays.items()
+                    if name.startswith(OF_BASELINE)
+                },
+            )
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}: is no file of held-out rows ({error}); train again in another --out"
+            ) from None

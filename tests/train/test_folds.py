@@ -1,0 +1,296 @@
+"""Folds choose the steps of a run on few rows, and the saved model is trained on all of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.train.runs import InterruptingView, RecordingView
+
+from trifold import train
+from trifold.baselines.stored import read_comparison
+from trifold.cli.runs import describe_run, find_runs
+from trifold.errors import DataError, SettingsError
+from trifold.folders import UntrustedPath
+from trifold.jsonfiles import iter_metrics
+from trifold.recipe import load_recipe
+from trifold.train.fold_scores import Choice, JoinedFolds
+from trifold.train.held_out import HeldOut
+from trifold.train.run_folder import RunFolder
+
+FOLDS = 5
+ROWS = 60
+TINY: dict[str, Any] = {
+    "model.d_model": 8, "model.n_layers": 1, "model.n_heads": 2, "model.d_ff": 8, "model.max_positions": 16,
+    "train.steps": 15, "train.warmup": 3, "train.validate_every": 5, "train.save_every": 5, "train.learning_rate": 0.02,
+    "train.device": "cpu", "train.precision": "float32", "train.samples": 0, "batch.tokens": 64, "tokenizer.vocab_size": 40,
+}  # fmt: skip
+
+
+def write_table(folder: Path, **columns: Any) -> str:
+    """A table of 60 texts whose labels are those of a word in them, mostly; and more columns."""
+    rng = np.random.default_rng(1)
+    file = folder / "rows.csv"
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["text", "label", *columns])
+        for number in range(ROWS):
+            label = number % 3 == 0
+            words = [*rng.choice(["a", "film", "with", "music"], 2), ["bad", "good"][label]]
+            label ^= number % 11 == 0
+            more = [values[number] for values in columns.values()]
+            writer.writerow([f"{' '.join(words)} {number}", ["no", "yes"][label], *more])
+    return str(file)
+
+
+def train_here(folder: Path, table: str, view: Any = None, **changes: Any) -> Any:
+    settings = TINY | {"data.train": table} | changes
+    return train("classify", out=folder, view=view or RecordingView(), **settings)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run, its outcome and what it has printed."""
+    folder = tmp_path_factory.mktemp("folds")
+    view = RecordingView()
+    outcome = train_here(folder / "run", write_table(folder), view)
+    return folder / "run", outcome, view.lines
+
+
+def read_fold(run: Path, number: int, step: int) -> HeldOut:
+    fold = RunFolder(run / "folds" / f"fold-{number}")
+    return HeldOut.read(fold.below(fold.held_out(step)))
+
+
+def validations(run: Path, number: int) -> dict[int, dict[str, float]]:
+    """The scores of a fold by step, as its metrics have them."""
+    file = UntrustedPath(run / "folds" / f"fold-{number}" / "metrics.jsonl", run)
+    return {line["step"]: line for line in iter_metrics(file) if "valid/loss" in line}
+
+
+def test_folds_partition_the_rows(finished):
+    run, _, _ = finished
+    lines = [read_fold(run, number, 12).lines.tolist() for number in range(1, FOLDS + 1)]
+    assert sorted(sum(lines, [])) == list(range(2, ROWS + 2))  # the first line is the header
+    with (run.parent / "rows.csv").open(encoding="utf-8") as stream:
+        labels = [row["label"] for row in csv.DictReader(stream)]
+    shares = [Counter(labels[line - 2] for line in fold)["yes"] for fold in lines]
+    assert max(shares) - min(shares) <= 1
+
+
+def test_no_model_has_seen_the_rows_that_it_validates(finished):
+    run, _, _ = finished
+    for number in range(1, FOLDS + 1):
+        recipe = load_recipe(run / "folds" / f"fold-{number}")
+        assert recipe.data.holdout == f"fold:{number}/{FOLDS}"
+    assert load_recipe(run).data.holdout == f"folds:{FOLDS}"
+
+
+def test_the_steps_are_those_with_the_best_mean_over_folds(finished):
+    run, outcome, _ = finished
+    by_fold = [validations(run, number) for number in range(1, FOLDS + 1)]
+    steps = [*by_fold[0]]
+    assert steps == [4, 8, 12] and all([*fold] == steps for fold in by_fold)
+
+    def rank(step: int) -> tuple[float, float]:
+        scores, losses = (
+            [fold[step][f"valid/{key}"] for fold in by_fold] for key in ("accuracy", "loss")
+        )
+        return round(mean(scores), 9), -mean(losses)
+
+    choice = Choice.read(RunFolder(run))
+    assert choice.step == max(steps, key=rank) and choice.steps == 12
+    recorded = load_recipe(run).train
+    assert recorded.steps == 15
+    assert recorded.last_step == outcome.steps == outcome.best_step == round(choice.step * 15 / 12)
+
+
+def test_the_score_is_that_of_the_folds(finished):
+    run, outcome, lines = finished
+    step = Choice.read(RunFolder(run)).step
+    values = [validations(run, number)[step]["valid/accuracy"] for number in range(1, FOLDS + 1)]
+    assert outcome.scores["accuracy"] == pytest.approx(mean(values))
+    assert outcome.folds.deviations["accuracy"] == pytest.approx(stdev(values))
+    last = [*iter_metrics(UntrustedPath(run / "metrics.jsonl", run))][-1]
+    assert last["valid/accuracy"] == pytest.approx(mean(values))
+    assert last["deviation/accuracy"] == pytest.approx(stdev(values))
+    folds = [read_fold(run, number, step) for number in range(1, FOLDS + 1)]
+    right = sum((fold.logits.argmax(1) == fold.labels).sum() for fold in folds)
+    comparison = read_comparison(UntrustedPath(run / "scores.json", run))
+    assert comparison == outcome.comparison and comparison.count == ROWS
+    assert comparison.model.scores["accuracy"] == pytest.approx(100 * right / ROWS)
+    words = sum((fold.baselines["WordModel"] == fold.labels).sum() for fold in folds)
+    assert comparison.baselines[1].name == "a linear model on words"
+    assert comparison.baselines[1].scores["accuracy"] == pytest.approx(100 * words / ROWS)
+    assert comparison.model.intervals["accuracy"][0] < comparison.model.intervals["accuracy"][1]
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "Scores of all rows" in card and "held out of the training of one of 5 models" in card
+    assert any("for all folds and the run on all rows" in line for line in lines)
+    assert lines[0].startswith("for the size of the data: data.holdout=folds:5")
+
+
+def test_a_run_is_listed_once_and_keeps_no_model_of_a_fold(finished):
+    run, outcome, _ = finished
+    assert [*find_runs(run.parent)] == [run]
+    facts = describe_run(run, "run")
+    assert (facts.state, facts.best_step) == ("finished", outcome.steps)
+    assert facts.value == pytest.approx(outcome.scores["accuracy"])
+    left = {path.name for path in (run / "folds" / "fold-1").iterdir()}
+    assert not left & {"model", "checkpoints", "tokenizer"}
+
+
+def test_a_finished_run_has_nothing_to_do(finished):
+    run, outcome, _ = finished
+    view = RecordingView()
+    again = train(run, resume="auto", view=view)
+    assert again.folds == outcome.folds and again.scores == outcome.scores
+    assert view.lines[-1].startswith("nothing to do: the run has ended at step")
+    assert "train.last_step" in view.lines[-1]
+
+
+class InterruptingAt(InterruptingView):
+    """Sends a signal at a step of the run that begins as number `run`."""
+
+    def __init__(self, run: int, at: int) -> None:
+        super().__init__(at)
+        self.runs = -run
+
+    def begin(self, total: int, done: int = 0) -> None:
+        self.runs += 1
+
+    def step(self, snapshot: Any) -> None:
+        if self.runs == 0:
+            super().step(snapshot)
+
+
+@pytest.mark.parametrize(("run", "at", "command"), [(1, 2, "recipe"), (3, 6, "run"), (6, 3, "run")])
+def test_a_continued_run_equals_an_uninterrupted_one(finished, tmp_path, run, at, command):
+    whole, expected, _ = finished
+    table = str(whole.parent / "rows.csv")
+    view = InterruptingAt(run, at)
+    logged = {"train.log_every": 1}
+    stopped = train_here(tmp_path / "run", table, view, **logged)
+    assert (stopped.finished, stopped.exit_code) == (False, 143)
+    assert stopped.folder == tmp_path / "run"
+    assert f"trifold resume {tmp_path / 'run'}`" in view.lines[-1]
+    if command == "run":
+        outcome = train(tmp_path / "run", resume="auto", view=RecordingView())
+    else:
+        options = TINY | {"data.train": table} | logged
+        outcome = train(
+            "classify", out=tmp_path / "run", resume="auto", view=RecordingView(), **options
+        )
+    assert outcome.finished and outcome.folds == expected.folds
+    ours, theirs = (
+        (path / "model" / "model.safetensors").read_bytes() for path in (tmp_path / "run", whole)
+    )
+    assert ours == theirs
+
+
+def test_groups_stay_in_one_fold(tmp_path):
+    groups = [number // 6 for number in range(ROWS)]
+    table = write_table(tmp_path, customer=groups)
+    train_here(tmp_path / "run", table, **{"data.group": "customer", "train.steps": 5})
+    folds = [read_fold(tmp_path / "run", number, 4).lines for number in range(1, FOLDS + 1)]
+    owners = [{groups[line - 2] for line in fold} for fold in folds]
+    assert sum(map(len, owners)) == len(set().union(*owners)) == 10
+
+
+def test_a_set_of_rows_that_is_given_or_held_out_is_used_as_before(tmp_path):
+    table = write_table(tmp_path)
+    for given in ({"data.holdout": 0.1}, {"data.holdout": 10}, {"data.valid": table}):
+        train_here(tmp_path / "run", table, **given, **{"train.steps": 2, "train.warmup": 0})
+        assert not (tmp_path / "run" / "folds").exists()
+        assert load_recipe(tmp_path / "run").train.last_step is None
+        (tmp_path / "run").rename(tmp_path / str([*given.values()][0]).replace("/", "-"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "holdout"),
+    [
+        ({}, "folds:5"),
+        ({"train.minutes": 1}, 0.1),
+        ({"data.time": "when"}, 0.1),
+        ({"pretrain": {"train": {"steps": 2}}}, 0.1),
+        ({"data.holdout": "folds:3"}, "folds:3"),
+    ],
+)
+def test_the_default_is_five_folds_of_few_rows(tmp_path, changes, holdout):
+    table = write_table(tmp_path, when=range(ROWS))
+    assert load_recipe("classify", {"data.train": table} | changes).data.holdout == holdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "holdout"), [(48, 0.1), (49, "folds:5"), (1_999, "folds:5"), (2_000, 0.1)]
+)
+def test_many_rows_and_very_few_are_held_out(tmp_path, rows, holdout):
+    lines = ["text,label", *(f"a text {n},{n % 2}" for n in range(rows))]
+    (tmp_path / "a.csv").write_text("\n".join(lines), encoding="utf-8")
+    recipe = load_recipe("classify", {"data.train": str(tmp_path / "a.csv")})
+    assert recipe.data.holdout == holdout and "data.holdout" in recipe.sized
+
+
+def test_other_tasks_and_limits_of_time_have_no_folds(tmp_path):
+    table = write_table(tmp_path)
+    with pytest.raises(SettingsError, match=r"train\.minutes: folds are compared"):
+        train_here(tmp_path / "run", table, **{"data.holdout": "folds:5", "train.minutes": 1})
+    with pytest.raises(SettingsError, match=r"data\.holdout: folds:5 is for classification"):
+        train("causal", out=tmp_path / "run", **{"data.train": table, "data.holdout": "folds:5"})
+    with pytest.raises(SettingsError, match="at least two folds"):
+        load_recipe("classify", {"data.train": table, "data.holdout": "folds:1"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_run_leaves_no_files(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "a,\n" * 60, encoding="utf-8")
+    with pytest.raises(DataError):
+        train_here(tmp_path / "run", str(tmp_path / "a.csv"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_changed_data_is_refused_between_folds(finished, tmp_path):
+    table = write_table(tmp_path)
+    stopped = train_here(tmp_path / "run", table, InterruptingAt(2, 2), **{"train.log_every": 1})
+    assert not stopped.finished
+    Path(table).write_text(Path(table).read_text("utf-8").replace("film", "song"), "utf-8")
+    with pytest.raises(DataError, match="the content has changed"):
+        train(tmp_path / "run", resume="auto", view=RecordingView())
+
+
+def test_a_changed_setting_is_refused_between_folds(finished, tmp_path):
+    table = write_table(tmp_path)
+    train_here(tmp_path / "run", table, InterruptingAt(2, 2), **{"train.log_every": 1})
+    with pytest.raises(SettingsError, match=r"train\.learning_rate"):
+        train(tmp_path / "run", resume="auto", **{"train.learning_rate": 0.5})
+
+
+NUMBERS = [f"{number % 7 + 0.5}" for number in range(ROWS)]
+SETS = [["a", "a,b", "b", "c"][number % 4] for number in range(ROWS)]
+KINDS = {
+    "numbers": ({"score": NUMBERS}, {"data.columns": {"label": "score"}}),
+    "sets": (
+        {"tags": SETS},
+        {"data.columns": {"label": "tags"}, "model.problem_type": "multi_label_classification"},
+    ),
+    "pairs": ({"other": [f"a film {n}" for n in range(ROWS)]}, {"data.columns": {"pair": "other"}}),
+    "thresholds": ({}, {"task.best_by": "f1"}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_problem_has_the_scores_of_its_folds(tmp_path, kind):
+    columns, changes = KINDS[kind]
+    table = write_table(tmp_path, **columns)
+    outcome = train_here(tmp_path / "run", table, **changes, **{"train.steps": 10})
+    run = RunFolder(tmp_path / "run")
+    joined = JoinedFolds.read(run, FOLDS, Choice.read(run).step)
+    assert outcome.scores == joined.facts.scores
+    assert outcome.comparison.count == ROWS
+    assert json.loads((tmp_path / "run/scores.json").read_text())["count"] == ROWS
+    assert len(joined.labels()) == ROWS
