@@ -27,6 +27,9 @@ What precedes the first step:
     device          what a run computes with, and its versions
     memory          whether a run fits into memory
     stages          a recipe with a first stage
+    folds           runs on parts of the rows that choose the steps of a run on all
+    held_out        what a fold predicts for the rows that it has not seen
+    fold_scores     the scores of all folds together
 
 The files of a run, and continuing it:
 

@@ -23,7 +23,7 @@ from trifold.train.fold_scores import CHOICE, Choice, JoinedFolds, fold_path
 from trifold.train.monitor import Outcome, Snapshot, Validated, View
 from trifold.train.ranks import Ranks
 from trifold.train.resume import check_same_run
-from trifold.train.run_folder import FOLDS, RunPart, RunFolder
+from trifold.train.run_folder import FOLDS, RunFolder, RunPart
 from trifold.train.sizing import ESTIMATED, with_recorded_sizes
 from trifold.train.stages import changed
 
