@@ -4,11 +4,13 @@ has characters instead.
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 # Latin, others with spaces, Han, kana, and others without spaces.
 Script = Literal["latin", "spaced", "han", "kana", "unspaced"]
+
+STEM = 4  # letters by which words of one stem are known
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _KANA = "\u3040-\u30ff"
@@ -58,6 +60,21 @@ def split_words(text: str) -> list[str]:
 def unicode_words(text: str) -> list[str]:
     """`split_words` in lower case; all that is no letter, mark or number separates words."""
     return split_words(text.lower().translate(_SEPARATORS))
+
+
+def word_spans(text: str) -> Iterator[tuple[str, int, int]]:
+    """`unicode_words` with the first character of each in the text, and the one after its last."""
+    lower = text.lower()
+    plain = lower.translate(_SEPARATORS)
+    # The character of the text that each character of `plain` is written for. Lower case is never
+    # shorter and the table never longer, so equal lengths mean that every character is still one.
+    places: Sequence[int] = range(len(text))
+    if not len(text) == len(lower) == len(plain):
+        of_lower = [place for place, letter in enumerate(text) for _ in letter.lower()]
+        kept = zip(of_lower, lower, strict=True)
+        places = [place for place, letter in kept if letter.translate(_SEPARATORS)]
+    for match in _WORDS.finditer(plain):
+        yield match[0], places[match.start()], places[match.end() - 1] + 1
 
 
 class _Separators(dict[int, str]):

@@ -86,11 +86,11 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "dynamic convolution, pre",
     ),
     "encoder: elu, fourier": (
-        "encoder, token types, elu, classes",
+        "encoder, token types, word matches, elu, classes",
         "fourier, activation gelu",
     ),
     "encoder: relative sinusoids": (
-        "encoder, relative sinusoids, segment offsets, score cap, scale by layer, shared keys, norm of queries, window, convolution, classes",
+        "encoder, word matches, relative sinusoids, segment offsets, score cap, scale by layer, shared keys, norm of queries, window, convolution, classes",
         "own distances, pooled classes, activation gelu, scaled residuals, wide values",
     ),
     "encoder: patches": (
@@ -98,7 +98,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "stem, mean of classes, activation quick-gelu, dynamic scaling",
     ),
     "encoder: rotary": (
-        "encoder, narrow embeddings, token types, rotary, rotary by length, rotary pattern, local theta, latent, window, window pattern, global tokens, rms, gated, gate limit, experts, convolution, untied, classes",
+        "encoder, narrow embeddings, token types, word matches, rotary, rotary by length, rotary pattern, local theta, latent, window, window pattern, global tokens, rms, gated, gate limit, experts, convolution, untied, classes",
         "softmax of experts, final norms, unscaled embeddings, rounded scale",
     ),
     "encoder: relative sinusoids, segment offsets": (
@@ -106,11 +106,11 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "exit, own distances, segments after a separator, softmax of experts",
     ),
     "encoder: no positions": (
-        "encoder, narrow embeddings, token types, no positions, scale by layer, window, window pattern, global tokens, global projections, rms, reversible, gated, gate limit, untied, classes",
+        "encoder, narrow embeddings, token types, word matches, no positions, scale by layer, window, window pattern, global tokens, global projections, rms, reversible, gated, gate limit, untied, classes",
         "global answer, pooled classes, activation gelu-tanh, biases of projections",
     ),
     "encoder: disentangled": (
-        "encoder, narrow embeddings, token types, disentangled, sinks, score cap, scale by layer, norm of queries, sparse blocks, rms, parallel, gated, gate limit, untied, classes",
+        "encoder, narrow embeddings, token types, word matches, disentangled, sinks, score cap, scale by layer, norm of queries, sparse blocks, rms, parallel, gated, gate limit, untied, classes",
         "shared distances, one relative score, two parallel norms, learned and relative, wide values",
     ),
     "encoder: patches, learned positions": (
@@ -126,11 +126,11 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "two parallel norms, stem, pooled classes",
     ),
     "encoder: alibi": (
-        "encoder, alibi, sinks, norm of heads, sparse blocks, gate limit, experts, convolution, classes",
+        "encoder, word matches, alibi, sinks, norm of heads, sparse blocks, gate limit, experts, convolution, classes",
         "rounded alibi, repeated first block, final norms, unscaled embeddings, wide values",
     ),
     "encoder: rotary, low rank": (
-        "encoder, shared blocks, narrow embeddings, token types, rotary, rotary pattern, local theta, low rank, norm of heads, sandwich, experts",
+        "encoder, shared blocks, narrow embeddings, token types, word matches, rotary, rotary pattern, local theta, low rank, norm of heads, sandwich, experts",
         "yarn scaling, activation relu2, rotated neighbours, no first norm",
     ),
     "encoder: no positions, elu": (
@@ -146,11 +146,11 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "pre, wide values",
     ),
     "encoder: learned positions": (
-        "encoder, learned positions, lsh, scale by layer, convolution",
+        "encoder, word matches, learned positions, lsh, scale by layer, convolution",
         "only lsh, axial positions",
     ),
     "encoder: no positions, global tokens": (
-        "encoder, no positions, global tokens, summaries, parallel",
+        "encoder, word matches, no positions, global tokens, summaries, parallel",
         "",
     ),
     "encoder: patches, lsh": (
@@ -158,7 +158,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "sinusoids of tensor2tensor",
     ),
     "encoder: relative": (
-        "encoder, relative, sparse blocks, convolution",
+        "encoder, word matches, relative, sparse blocks, convolution",
         "wide values",
     ),
     "encoder: patches, alibi": (
@@ -186,7 +186,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "halves of sinusoids",
     ),
     "encoder: spans": (
-        "encoder, spans, sandwich",
+        "encoder, word matches, spans, sandwich",
         "sinusoids of tensor2tensor, wide values",
     ),
     "encoder: learned positions, global projections": (

@@ -24,7 +24,7 @@ from trifold.nn.packing import Packing
 # all have more than 32 tokens. Three of
 # the longest sources have more than 64, from which layers are stacked.
 SOURCE, TARGET = (23, 9, 2), (18, 4, 12)
-FIELDS = ("tokens", "segments", "order")  # of `Inputs`, one value per token
+FIELDS = ("tokens", "segments", "matches", "order")  # of `Inputs`, one value per token
 NOISE = 0.15
 
 
@@ -118,12 +118,14 @@ def _row(
         tokens[0, third] = config.eos_id
     if config.separator_id is not None:
         tokens[0, length // 2] = config.separator_id
-    segments = order = None
+    segments = order = matches = None
     if config.segment_offsets or (config.n_token_types and config.separator_id is None):
         segments = torch.randint(0, 2, (1, length), generator=generator)
     if ordered:
         order = torch.randperm(length, generator=generator)[None]
-    return Inputs(tokens, segments=segments, order=order)
+    if config.word_matches:
+        matches = torch.randint(0, 3, (1, length), generator=generator)
+    return Inputs(tokens, segments=segments, matches=matches, order=order)
 
 
 def padded(rows: Sequence[Example], *, left: bool = False) -> Example:
@@ -158,7 +160,7 @@ def packed(rows: Sequence[Example]) -> Example:
 def _packed(rows: list[Inputs]) -> Inputs:
     packing = Packing.of(torch.tensor([row.tokens.shape[1] for row in rows]))
     values = {}
-    for field in FIELDS[:2]:
+    for field in FIELDS[:3]:
         if getattr(rows[0], field) is not None:
             values[field] = torch.zeros(1, packing.length, dtype=torch.long)
             values[field][0, : packing.n_real] = torch.cat([getattr(row, field)[0] for row in rows])

@@ -64,6 +64,7 @@ PARTS: dict[str, Part] = {
     ),
     "narrow embeddings": Part({"d_embedding": 12}, (NARROW, {})),
     "token types": Part({"n_token_types": 2, "embedding_norm": True}),
+    "word matches": Part({"word_matches": True}, ({"shape": "encoder"},)),
     "learned positions": Part({"positions": "learned", "position_offset": 2}),
     "no positions": Part({"positions": "none"}),
     # Positions in scores

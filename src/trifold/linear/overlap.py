@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trifold.scripts import unicode_words
+from trifold.scripts import STEM, unicode_words
 
 NAMES = (
     "Jaccard index of words",
@@ -28,7 +28,6 @@ NAMES = (
     "largest idf of a word that one text lacks",
     "logarithm of the number of words",
 )
-STEM = 4  # letters
 PIECES = (3, 4)  # characters
 
 

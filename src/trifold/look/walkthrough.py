@@ -190,6 +190,9 @@ class _StepRecorder(list[ArithmeticStep]):
             x = self.add("position", "x + p", moved, x=x, p=moved - x)
         if module.token_types is not None:
             x = self.add("segment", "x + E[segment]", x + module.token_types(inputs.segments), x=x)
+        marked = module.marked(x, inputs)
+        if marked is not x:
+            x = self.add("word match", "x + M[match]", marked, x=x)
         if module.norm is not None:
             x = self.norm("norm", module.norm, x, f"{side}_embeddings.norm")
         if module.projection is not None and not module.projects_tokens:

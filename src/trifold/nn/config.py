@@ -141,6 +141,11 @@ class CoreConfig(Settings):
     separator_id: int | None = Field(
         None, ge=0, description="segments are 1 after the first such token"
     )
+    word_matches: bool = Field(
+        False,
+        description="encoder, pairs of texts: an embedding of whether the word of a token, or its "
+        "first four letters, also stands in the other text",
+    )
     rotary_width: int | None = Field(
         None, gt=0, description="rotated dimensions of a head; default: all"
     )

@@ -106,8 +106,8 @@ class Embeddings(nn.Module):
     def forward(self, inputs: Inputs, start: int = 0) -> Tensor:
         """-> (B, T, E); `start` is the length of the cache, which counts padding.
 
-        Raises ValueError for a position beyond max_positions, and for segments if the model does
-        not use them.
+        Raises ValueError for a position beyond max_positions, and for segments and matches if the
+        model does not use them.
         """
         positions = inputs.token_positions(start)
         if self.is_limited:
@@ -120,12 +120,21 @@ class Embeddings(nn.Module):
             x = x + self.token_types(inputs.segments)
         elif inputs.segments is not None and not self.uses_segments:
             raise ValueError("this model does not use segments (n_token_types = 0); leave them out")
+        x = self.marked(x, inputs)
         if self.norm is not None:
             x = self.norm(x)
         x = self.drop(x)
         if self.projection is not None and not self.projects_tokens:
             x = self.projection(x)
         return self.output(x)
+
+    def marked(self, x: Tensor, inputs: Inputs) -> Tensor:
+        """x (B, T, E) with what else a variant adds; here nothing. Raises ValueError for matches,
+        which the model does not use.
+        """
+        if inputs.matches is not None:
+            raise ValueError("this model does not use matches (word_matches); leave them out")
+        return x
 
     def _scaled(self, x: Tensor) -> Tensor:
         """x (…, E) times the factor, which may be rounded to the precision of x, as in Gemma: in

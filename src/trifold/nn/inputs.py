@@ -24,6 +24,8 @@ class Inputs:
         positions.
     segments: (B, T) the kind of segment of each token, from 0; default: see
         `CoreConfig.separator_id`.
+    matches: (B, T) whether the word of each token, or its first letters, also stand in the other
+        text of a pair (`nn.variants.word_matches`); default: in none.
     order: (B, T) the rank of each token in a factorization order; tokens attend to those up to
         their own rank.
     globals: (B, T) boolean, tokens that attend to all and that all attend to; default: see
@@ -38,6 +40,7 @@ class Inputs:
     positions: Tensor | None = None
     packing: Packing | Unpacked = UNPACKED
     segments: Tensor | None = None
+    matches: Tensor | None = None
     order: Tensor | None = None
     globals: Tensor | None = None
     edges: Tensor | None = None

@@ -55,6 +55,7 @@ from trifold.predict.answer import (
 )
 from trifold.ragged import Ragged
 from trifold.text import Encoded
+from trifold.text.encoded import matches_of
 from trifold.text.prompts import QUESTION
 from trifold.text.spans import Ids
 from trifold.text.tokenizer import NO_LIMITS
@@ -224,6 +225,7 @@ class ExtractAnswers(LabelledObjective):
 
     row_name = "windows"
     token_name = "windows"
+    compares = True
 
     def windows(self, rows: Rows) -> Iterator[list[Encoded]]:
         """The windows of each question. Raises DataError for a question that leaves no room for its
@@ -236,7 +238,14 @@ class ExtractAnswers(LabelledObjective):
             zip(columns["question"], columns["context"], strict=True)
         ):
             try:
-                yield read_windows(self.tokenizer, question, context, *sizes, place_of(rows, row))
+                yield read_windows(
+                    self.tokenizer,
+                    question,
+                    context,
+                    *sizes,
+                    place_of(rows, row),
+                    compares=self.config.word_matches,
+                )
             except UsageError as error:
                 raise DataError(
                     f"{error} (task.stride, task.max_length, model.max_positions)"
@@ -263,7 +272,9 @@ class ExtractAnswers(LabelledObjective):
                 "in the loss"
             )
         visible = Ragged.of([is_visible(part, self.tokenizer.cls_id) for part in encoded])
-        return WindowExamples(*self.tokens_and_types(encoded), np.array(labels), visible)
+        return WindowExamples(
+            *self.tokens_and_types(encoded), np.array(labels), visible, matches=matches_of(encoded)
+        )
 
     def counted_settings(self, examples: WindowExamples) -> dict[str, Any]:
         """The most tokens of nearly all training answers, at least 15."""

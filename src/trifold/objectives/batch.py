@@ -60,19 +60,27 @@ def pack(
 
 
 def pack_rows(
-    texts: Ragged, rows: Ids, width: int | None, tokenizer: Tokenizer, types: Ragged | None = None
+    texts: Ragged,
+    rows: Ids,
+    width: int | None,
+    tokenizer: Tokenizer,
+    types: Ragged | None = None,
+    matches: Ragged | None = None,
 ) -> tuple[Inputs, Packing]:
     """The given rows, truncated to `width` tokens if given, as one packed row, with their token
-    types, if any.
+    types and word matches, if any.
     """
     lengths = texts.lengths[rows]
     if width is not None:
         lengths = np.minimum(lengths, width)
     inputs, packing = pack(texts.joined(rows, lengths), lengths, tokenizer.padding_id)
-    if types is None:
-        return inputs, packing
-    segments = pad_end(types.joined(rows, lengths), packing.length, 0)
-    return replace(inputs, segments=segments[None]), packing
+    given = {"segments": types, "matches": matches}
+    of_tokens: dict[str, Any] = {
+        name: pad_end(values.joined(rows, lengths), packing.length, 0)[None]
+        for name, values in given.items()
+        if values is not None
+    }
+    return replace(inputs, **of_tokens), packing
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from trifold.objectives.labelled import (
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.predict.choose import after_question
 from trifold.scores.bootstrap import Resampled, mean_scorer
+from trifold.text.encoded import matches_of
 from trifold.text.spans import Ids
 
 # --- columns --------------------------------------------------------------------------------------
@@ -295,6 +296,7 @@ class Choose(LabelledObjective):
     """Multiple choice. Rows may have different numbers of choices."""
 
     token_name = "rows"
+    compares = True
 
     def examples(self, rows: Rows, draw: int | None = None) -> ChoiceExamples:
         """Encode the pairs of the rows, which `number_labels` has changed."""
@@ -304,7 +306,10 @@ class Choose(LabelledObjective):
         encoded = self.encode(rows, repeated, [*chain(*choices)])
         starts = np.cumsum([0, *map(len, choices)])
         return ChoiceExamples(
-            *self.tokens_and_types(encoded), np.array(rows.columns["label"]), starts
+            *self.tokens_and_types(encoded),
+            np.array(rows.columns["label"]),
+            starts,
+            matches=matches_of(encoded),
         )
 
     def batch(

@@ -68,6 +68,7 @@ from trifold.scores.classification import (
 from trifold.scores.correlation import CorrelationScore
 from trifold.scores.thresholds import best_threshold, f1_of, macro_f1_of, matthews_of
 from trifold.settings import nearest
+from trifold.text.encoded import matches_of
 from trifold.text.spans import Ids
 from trifold.text.tokenizer import NO_LIMITS
 
@@ -248,7 +249,7 @@ class Classify(LabelledObjective):
     ) -> None:
         super().__init__(settings, *parts)
         config = self.config
-        self.pairs = pairs
+        self.pairs = self.compares = pairs
         self.problem = config.problem_type or SINGLE
         self.classes = config.n_labels
         scores = [name for name in SCORES[self.problem] if name != "f1" or self.classes == 2]
@@ -302,10 +303,12 @@ class Classify(LabelledObjective):
                 "appends none; set model.classifier_input=first or last"
             )
         labels = self._number_labels(rows)
-        if not self.settings.both_orders:
-            return TextExamples(*self.tokens_and_types(encoded), labels)
-        encoded += self.tokenizer.rows(pairs, texts, max_length=self.width)
-        return ExamplesInBothOrders(*self.tokens_and_types(encoded), labels)
+        kind = TextExamples
+        if self.settings.both_orders:
+            kind = ExamplesInBothOrders
+            compares = self.config.word_matches
+            encoded += self.tokenizer.rows(pairs, texts, max_length=self.width, compares=compares)
+        return kind(*self.tokens_and_types(encoded), labels, matches=matches_of(encoded))
 
     def _number_labels(self, rows: Rows) -> NDArray[Any]:
         if self.problem == REGRESSION:

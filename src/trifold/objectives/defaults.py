@@ -32,6 +32,8 @@ from trifold.settings import as_yaml, nearest
 SIZES = "d_model d_embedding n_heads n_kv_heads d_head d_ff n_token_types max_positions".split()
 # Of these, what no initial weights fit that have another value.
 FIXED_SIZES = ("d_model", "n_layers", "n_heads", "d_ff")
+# Sizes that are not listed: whether texts are compared, and what follows from it.
+OF_COMPARISON = ("model.word_matches", "model.classifier_input", "model.heads")
 # That also apply to an existing tokenizer.
 TOKENIZER_KEYS = ("add", "extract", "dropout", "dropout_epochs")
 # The recipe that trains any model of a shape.
@@ -197,10 +199,12 @@ def describe_sizes(sizes: Mapping[str, Any], start: ModelConfig | None) -> Itera
 
     sizes: by dotted key.
     """
-    shown = dict(sizes)
+    shown = {key: value for key, value in sizes.items() if key not in OF_COMPARISON}
     rate = None
     if start is not None:
         rate = shown.pop("train.learning_rate", None)
+    if sizes.get("model.word_matches"):
+        shown["model.word_matches"] = "true"
     if shown:
         listed = " ".join(f"{key}={value}" for key, value in shown.items())
         yield f"for the size of the data: {listed}"

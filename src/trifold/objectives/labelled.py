@@ -4,7 +4,7 @@ batches.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any, ClassVar
 
@@ -98,11 +98,14 @@ class TextLossSettings(LabelledSettings):
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Texts as tokens, with their token types, if the model reads them, and labels."""
+    """Texts as tokens, with their token types and word matches, if the model reads them, and
+    labels.
+    """
 
     texts: Ragged
     types: Ragged | None
     labels: Any
+    matches: Ragged | None = field(default=None, kw_only=True)
 
     @property
     def lengths(self) -> Ids:
@@ -158,14 +161,16 @@ class LabelledObjective(Objective):
     def encode(
         self, rows: Rows, texts: Sequence[str], pairs: Sequence[str] | None = None
     ) -> list[Encoded]:
-        """The texts or pairs of the rows."""
-        encoded = self.tokenizer.rows(texts, pairs, max_length=self.width)
+        """The texts or pairs of the rows, whose words are compared if the model reads that."""
+        compares = self.config.word_matches
+        encoded = self.tokenizer.rows(texts, pairs, max_length=self.width, compares=compares)
         self.truncation.add(row.dropped for row in encoded)
         return encoded
 
     def pack(self, examples: TextExamples, rows: Ids, width: int | None) -> Inputs:
         """The given texts, truncated to `width` tokens if given, as one packed row."""
-        return pack_rows(examples.texts, rows, width, self.tokenizer, examples.types)[0]
+        types, matches = examples.types, examples.matches
+        return pack_rows(examples.texts, rows, width, self.tokenizer, types, matches)[0]
 
     def nll(self, logits: Tensor, batch: Any) -> Tensor:
         """The sum of - log P(label), in nats, without the labels UNKNOWN."""

@@ -349,7 +349,8 @@ class Objective(ABC):
     tokens. packs: whether a batch is one row without padding. gathers: whether the loss is a
     function of all rows of an update: the `table_loss` of the tables (rows, …), concatenated, that
     `table` computes from its batches. fills_width: whether examples are as long as the model
-    allows, however long the texts are. generation: settings of generation that the saved model
+    allows, however long the texts are. compares: whether the model reads two texts that it has to
+    compare. generation: settings of generation that the saved model
     needs beside those of the recipe. adds_modules: whether `add_modules` adds some.
     """
 
@@ -359,6 +360,7 @@ class Objective(ABC):
     packs = True
     gathers = False
     fills_width = False
+    compares = False
     table: Callable[[Transformer, Any], Tensor]
     table_loss: Callable[[Tensor], Tensor]
     settings: Any  # ObjectiveSettings

@@ -41,6 +41,8 @@ FEWEST_UPDATES = 75  # of an epoch, where the data allow
 SMALLEST_BATCH = 512  # tokens
 LARGEST_BATCH = 4096
 FEWEST_ROWS = 8  # of a batch, on average
+# Tasks whose model may read two texts to compare -> its head.
+COMPARING = {"answer": "span", "choose": "choice", "classify": "sequence"}
 ROUNDED = 64  # batches have a multiple of these tokens
 Groups = Mapping[str, Mapping[str, Any]]  # of a recipe
 
@@ -115,7 +117,9 @@ def estimate_sizes(
             size = size._replace(rows=0)
     chosen = sizes_for(groups, size, start, plan)
     if start is None:
-        chosen["model"] |= of_images
+        # The columns of a classification are not read here: one text, until its rows are.
+        compares = _kind(groups) != "classify"
+        chosen["model"] |= of_images | comparison_for(groups, compares=compares)
     batches = max(
         size.side / chosen["batch"]["tokens"], size.rows / chosen["batch"].get("rows", inf)
     )
@@ -226,6 +230,22 @@ def size_of_model(groups: Groups, tokens: int) -> tuple[int, int]:
 def positions_for(longest: float) -> int:
     """The positions of a model that reads rows of this many tokens, and somewhat longer ones."""
     return min(MOST_POSITIONS, max(FEWEST_POSITIONS, 1 << int(ROOM * longest).bit_length()))
+
+
+def comparison_for(groups: Groups, *, compares: bool) -> dict[str, Any]:
+    """Settings of a new encoder that reads one text, or two that it `compares`: an embedding of the
+    words that both have, and the mean of all states instead of a first token's.
+    """
+    head = COMPARING.get(_kind(groups))
+    model = groups["model"]
+    if head is None or model.get("shape") == "decoder":
+        return {}
+    compares = compares and model.get("word_matches", True) is True
+    chosen: dict[str, Any] = {"word_matches": compares}
+    if head != "span" and not {"heads", "classifier_input"} & model.keys():
+        chosen["classifier_input"] = "mean" if compares else "pooler"
+        chosen["heads"] = (head,) if compares else ("pooler", head)
+    return chosen
 
 
 def batches_for(groups: Groups, size: DataSize, plan: Plan) -> dict[str, int]:

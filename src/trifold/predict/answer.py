@@ -84,6 +84,7 @@ def answer(
                 overlap,
                 reader.place(n, len(texts)),
                 parse_special=reader.parses_special,
+                compares=reader.config.word_matches,
             )
             for n in group
         ]
@@ -122,8 +123,9 @@ def read_windows(
     place: str,
     *,
     parse_special: bool = False,
+    compares: bool = False,
 ) -> list[Encoded]:
-    """The question with each window of the context.
+    """The question with each window of the context. compares: mark the words that both have.
 
     Raises DataError for a side without tokens, UsageError if the question leaves no room; both name
     the `place`.
@@ -135,6 +137,7 @@ def read_windows(
             max_length=longest,
             stride=overlap,
             special_in_text=parse_special,
+            compares=compares,
         )
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None

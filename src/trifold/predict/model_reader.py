@@ -103,7 +103,11 @@ class ModelReader:
         check_strings(pairs or ())
         end = self._missing_end
         rows = self.required_tokenizer.rows(
-            texts, pairs, max_length=self._room(end), special_in_text=self.parses_special
+            texts,
+            pairs,
+            max_length=self._room(end),
+            special_in_text=self.parses_special,
+            compares=self.config.word_matches,
         )
         if end is not None:
             rows = [_append(row, end) for row in rows]
@@ -112,7 +116,8 @@ class ModelReader:
 
     def encode_ids(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> IdRows:
         """`encode` without positions in the texts, in less than half the time."""
-        if self._missing_end is not None:
+        compares = pairs is not None and self.config.word_matches
+        if compares or self._missing_end is not None:
             return IdRows.of(self.encode(texts, pairs))
         check_strings(texts)
         check_strings(pairs or ())
@@ -240,6 +245,9 @@ class ModelReader:
             types = check_types(rows.types, config.n_token_types)
             of_tokens = torch.from_numpy(types.joined(numbers, lengths))
             inputs = replace(inputs, segments=packing.fill(of_tokens, 0))
+        if rows.matches is not None:
+            of_tokens = torch.from_numpy(rows.matches.joined(numbers, lengths))
+            inputs = replace(inputs, matches=packing.fill(of_tokens, 0))
         return inputs
 
     def inputs(self, rows: Sequence[Encoded]) -> Inputs:
@@ -254,6 +262,9 @@ class ModelReader:
         if self._reads_types:
             types = check_types(rows.types, config.n_token_types)
             inputs = replace(inputs, segments=types.padded(numbers, inputs.tokens.shape[1], 0))
+        if rows.matches is not None:
+            width = inputs.tokens.shape[1]
+            inputs = replace(inputs, matches=rows.matches.padded(numbers, width, 0))
         return inputs
 
     @property

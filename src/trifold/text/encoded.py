@@ -30,6 +30,8 @@ class Encoded:
     dropped: int = 0
     # The word of its text; None as in `texts`.
     words: list[int | None] = field(default_factory=list)
+    # See `text.matches`; empty if the texts were not compared.
+    matches: list[int] = field(default_factory=list)
 
     @property
     def special(self) -> list[int]:
@@ -53,12 +55,14 @@ class IdRows:
     """Rows of model input without positions in their texts, which take longer than the ids.
 
     ids, types, dropped: as in `Encoded`. counts: the number of tokens of each text of a row.
+    matches: of the tokens, if the texts were compared.
     """
 
     ids: Ragged
     types: Ragged
     counts: list[tuple[int, ...]]
     dropped: list[int]
+    matches: Ragged | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Encoded]) -> Self:
@@ -68,6 +72,7 @@ class IdRows:
             Ragged.of([row.types for row in rows]),
             [(row.texts.count(0), row.texts.count(1)) for row in rows],
             [row.dropped for row in rows],
+            matches_of(rows),
         )
 
     @classmethod
@@ -117,6 +122,13 @@ def _surround(example: Encoded, values: Sequence[int], columns: Sequence[Ragged]
             joined[positions(place, column.lengths)] = column.ids
             place += column.lengths
     return Ragged(joined, starts)
+
+
+def matches_of(rows: Sequence[Encoded]) -> Ragged | None:
+    """The matches of the tokens of rows; None if their texts were not compared."""
+    if not any(row.matches for row in rows):
+        return None
+    return Ragged.of([row.matches for row in rows])
 
 
 def token_types(rows: Sequence[Encoded], count: int) -> Ragged:

@@ -38,6 +38,7 @@ from trifold.text.encoded import (
     verify,
 )
 from trifold.text.languages import find_languages
+from trifold.text.matches import mark_matches, mark_windows
 from trifold.text.panics import is_panic
 from trifold.text.patterns import PatternGuard
 from trifold.text.special_tokens import (
@@ -278,11 +279,13 @@ class Tokenizer:
         max_length: int | None = None,
         cut: Cut = "longest_first",
         special_in_text: bool = False,
+        compares: bool = False,
     ) -> list[Encoded]:
         """Texts, or pairs of texts, with the special tokens that the model expects around them.
 
-        Rows are truncated to `max_length` tokens including these. Raises UsageError if the texts
-        that may be cut are too short.
+        Rows are truncated to `max_length` tokens including these. compares: whether the words of
+        pairs are compared (`text.matches`). Raises UsageError if the texts that may be cut are too
+        short.
         """
         both = _columns(texts, pairs)
         batches = zip(*map(batched, both), strict=True)
@@ -299,6 +302,9 @@ class Tokenizer:
             columns = [self._encode(column, special_in_text) for column in batch]
             rows += [row(*encodings) for encodings in zip(*columns, strict=True)]
         self.check_ids(row.ids for row in rows)
+        if compares and pairs is not None:
+            self._check_offsets()
+            return mark_matches(rows, texts, pairs)
         return rows
 
     def id_rows(
@@ -333,12 +339,13 @@ class Tokenizer:
         max_length: int,
         stride: int,
         special_in_text: bool = False,
+        compares: bool = False,
     ) -> list[Encoded]:
         """Pairs of `text` and a part of `other`, with special tokens, at most `max_length` tokens
         each.
 
-        Parts overlap by `stride` tokens; offsets refer to all of `other`. Raises UsageError if
-        `text` is too long.
+        Parts overlap by `stride` tokens; offsets refer to all of `other`. compares: as in `rows`,
+        with all of `other`. Raises UsageError if `text` is too long.
         """
         first = self._encode([text], special_in_text)[0]
         second = self._encode([other], special_in_text)[0]
@@ -346,7 +353,18 @@ class Tokenizer:
         parts = split_encoding(second, size, stride)
         rows = [add_special_tokens(self.library, first, part, 0) for part in parts]
         self.check_ids(row.ids for row in rows)
+        if compares:
+            self._check_offsets()
+            return mark_windows(rows, text, other)
         return rows
+
+    def _check_offsets(self) -> None:
+        """Raises UsageError if offsets do not refer to the text."""
+        if not self.has_offsets:
+            raise UsageError(
+                "this tokenizer does not provide the positions of tokens, which a model with "
+                "model.word_matches requires; give another tokenizer"
+            )
 
     def sample(
         self, texts: Sequence[str], seed: int, indices: Sequence[int] | None = None

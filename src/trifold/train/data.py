@@ -31,6 +31,11 @@ from trifold.recipe import Recipe
 from trifold.train.monitor import View
 from trifold.train.sizing import size_model, size_steps
 
+COMPARES = (
+    "the model compares the words of both texts, and only trifold loads it; with "
+    "model.word_matches=false it does not, and transformers loads it, too"
+)
+
 
 @dataclass
 class TrainingData:
@@ -150,7 +155,9 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
     _report_truncation(data)
     check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report_epoch(data, view)
-    if misfit := describe_misfit(data.config, start_folder):
+    if data.config.word_matches and "model.word_matches" in recipe.sized:
+        view.say(COMPARES)
+    elif misfit := describe_misfit(data.config, start_folder):
         view.say(misfit)
     return data
 

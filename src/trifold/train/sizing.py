@@ -10,11 +10,19 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.batches import BatchSettings, Blocks, plan_epoch
+from trifold.nn.checks import first_problem
 from trifold.objectives.batch import Examples
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
 from trifold.objectives.plans import NEW, plan_for
 from trifold.objectives.scheduled_sampling import fitting_k
-from trifold.objectives.sizes import MOST_POSITIONS, measure_examples, schedule, sizes_for
+from trifold.objectives.sizes import (
+    MOST_POSITIONS,
+    Groups,
+    comparison_for,
+    measure_examples,
+    schedule,
+    sizes_for,
+)
 from trifold.recipe import Recipe, load_recipe, with_values
 from trifold.train.resume import check_files_exist
 from trifold.train.run_folder import RunFolder
@@ -64,8 +72,22 @@ def size_model(
     bundle = build(replace(context, model=model, report=report, is_counted=True))
     if not bundle.objective.fills_width:
         size = measure_examples(bundle.objective.examples(bundle.train))
-        recipe = _with_chosen(recipe, keys, sizes_for(_groups(recipe), size, None, NEW))
+        groups = _groups(recipe)
+        sizes = sizes_for(groups, size, None, NEW)
+        sizes["model"] |= _comparison(recipe, groups, bundle.objective)
+        recipe = _with_chosen(recipe, keys, sizes)
     return recipe, replace(context, model=recipe.model, report=report.again)
+
+
+def _comparison(recipe: Recipe, groups: Groups, objective: Objective) -> dict[str, Any]:
+    """The settings with which a model compares two texts, if the rows have them and neither the
+    tokenizer nor another setting of the model excludes it.
+    """
+    compares = objective.compares and objective.tokenizer.has_offsets
+    chosen = comparison_for(groups, compares=compares)
+    if compares and first_problem(recipe.model.model_copy(update=chosen)) is not None:
+        return comparison_for(groups, compares=False)
+    return chosen
 
 
 def size_steps(

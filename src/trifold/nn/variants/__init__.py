@@ -43,6 +43,7 @@ from trifold.nn.variants import (
     summaries,
     two_streams,
     windows,
+    word_matches,
 )
 from trifold.nn.variants.adaptive_span import AdaptiveSpan
 from trifold.nn.variants.compressive import Compression
@@ -58,6 +59,7 @@ from trifold.nn.variants.sparse_blocks import SparseBlocks
 VARIANTS = (
     # Embeddings and positions
     patches,
+    word_matches,
     axial,
     # Scores
     rotary_scaling,
