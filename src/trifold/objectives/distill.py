@@ -186,6 +186,12 @@ class DistillSettings(ObjectiveSettings):
             yield (
                 f"{name} has shape {teacher.shape}, the student {student.shape}; they must be equal"
             )
+        if teacher.word_matches != student.word_matches:
+            reads = "compares" if teacher.word_matches else "does not compare"
+            yield (
+                f"{name} {reads} the words of both texts (model.word_matches), unlike the student; "
+                f"set model.word_matches={str(teacher.word_matches).lower()}"
+            )
         if self.of.kind == "classify":
             yield from self._mismatches_of_labels(student, teacher)
         elif model.lm_head is None:
