@@ -11,14 +11,18 @@ from trifold.nn import Inputs, ModelConfig
 from trifold.nn.embeddings import Embeddings, TokenEmbedding
 from trifold.nn.positions import sinusoids
 from trifold.nn.variants.patches import PatchEmbeddings
+from trifold.nn.variants.word_matches import MatchEmbeddings
 
 
-def make(**values: object) -> Embeddings:
+def _parts(**values: object) -> tuple[ModelConfig, TokenEmbedding]:
     config = ModelConfig.parse(
         {"vocab_size": 11, "d_model": 8, "n_heads": 2, "max_positions": 6} | values
     )
-    table = TokenEmbedding(config.vocab_size, config.embedding_width)
-    return randomize(Embeddings(config, table).eval())
+    return config, TokenEmbedding(config.vocab_size, config.embedding_width)
+
+
+def make(**values: object) -> Embeddings:
+    return randomize(Embeddings(*_parts(**values)).eval())
 
 
 TOKENS = torch.tensor([[1, 2, 1], [4, 4, 10]])
@@ -55,6 +59,18 @@ def test_positions_beyond_the_last_are_rejected(start: int) -> None:
     tokens = torch.ones(1, 7 - start, dtype=torch.long)
     with pytest.raises(ValueError, match="7 tokens exceed max_positions = 6"):
         make()(Inputs(tokens), start=start)
+
+
+def test_matches_add_a_vector_of_their_kind() -> None:
+    embeddings = randomize(MatchEmbeddings(*_parts(shape="encoder", word_matches=True)).eval())
+    matches = torch.tensor([[0, 2, 1], [1, 0, 0]])
+    without = embeddings(Inputs(TOKENS))
+    added = embeddings(Inputs(TOKENS, matches=matches)) - without
+    table = embeddings.matches.weight
+    torch.testing.assert_close(added, table[matches] - table[0])
+    assert torch.equal(embeddings(Inputs(TOKENS, matches=torch.zeros_like(matches))), without)
+    with pytest.raises(ValueError, match="does not use matches"):
+        make()(Inputs(TOKENS, matches=matches))
 
 
 def test_the_bf16_gradient_of_a_frequent_token_is_accurate() -> None:
