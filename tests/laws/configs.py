@@ -130,7 +130,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "rounded alibi, repeated first block, final norms, unscaled embeddings, wide values",
     ),
     "encoder: rotary, low rank": (
-        "encoder, shared blocks, narrow embeddings, token types, word matches, rotary, rotary pattern, local theta, low rank, norm of heads, sandwich, experts",
+        "encoder, shared blocks, narrow embeddings, token types, rotary, rotary pattern, local theta, low rank, norm of heads, sandwich, experts",
         "yarn scaling, activation relu2, rotated neighbours, no first norm",
     ),
     "encoder: no positions, elu": (
@@ -182,11 +182,11 @@ CONFIGS: dict[str, tuple[str, str]] = {
         "shared distances, one relative score",
     ),
     "encoder: low rank": (
-        "encoder, low rank, convolution",
+        "encoder, word matches, low rank, convolution",
         "halves of sinusoids",
     ),
     "encoder: spans": (
-        "encoder, word matches, spans, sandwich",
+        "encoder, shared blocks, word matches, spans, sandwich",
         "sinusoids of tensor2tensor, wide values",
     ),
     "encoder: learned positions, global projections": (
