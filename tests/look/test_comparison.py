@@ -53,6 +53,7 @@ EXAMPLES: dict[str, Any] = {
         "segment_offsets": True,
     },
     "query_stream": {"shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True},
+    "word_matches": {"shape": "encoder", "word_matches": True},
     "patch_size": {
         "shape": "encoder",
         "patch_size": [16, 16],
