@@ -225,7 +225,7 @@ def test_a_trained_model_chooses_on_the_command_line(tmp_path):
     transformers = pytest.importorskip("transformers")
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS * 4), encoding="utf-8")
-    sizes = "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=24 train.steps=2 train.warmup=1"
+    sizes = "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=24 train.steps=2 train.warmup=1 model.word_matches=false"
     done = run_command(
         "train", "choose", f"data.train={file}", f"data.valid={file}", *sizes.split(), "--out", str(tmp_path / "run")
     )  # fmt: skip

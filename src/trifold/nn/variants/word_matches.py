@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from trifold.nn.config import CoreConfig
@@ -25,31 +24,17 @@ from trifold.nn.parts import EmbeddingsPart
 KINDS = 3  # of matches: none, the first letters, the word
 
 
-class MatchTable(nn.Module):
-    """The table of match embeddings: weight (KINDS, E)."""
-
-    def __init__(self, config: CoreConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(KINDS, config.sum_width))
-
-    def forward(self, matches: Tensor | None) -> Tensor:
-        """(B, T) -> (B, T, E); without matches the embedding of none (E,)."""
-        if matches is None:
-            return self.weight[0]
-        # A product, whose gradient is one too: a look-up would sum it by scattered rows.
-        kinds = torch.arange(KINDS, device=matches.device)
-        return (matches[..., None] == kinds).to(self.weight.dtype) @ self.weight
-
-
 class MatchEmbeddings(Embeddings):
     """Embeddings of tokens, to which those of matches are added."""
 
     def __init__(self, config: CoreConfig, tokens: TokenEmbedding) -> None:
         super().__init__(config, tokens)
-        self.matches = MatchTable(config)
+        self.matches = TokenEmbedding(KINDS, config.sum_width)
 
     def marked(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """x (B, T, E) with the embedding of the match of each token."""
+        """x (B, T, E) with the embedding of the match of each token, of none without matches."""
+        if inputs.matches is None:
+            return x + self.matches.weight[0]
         return x + self.matches(inputs.matches)
 
 
