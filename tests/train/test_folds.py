@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 from tests.train.runs import InterruptingView, RecordingView
 
 from trifold import train
@@ -296,3 +297,43 @@ def test_every_problem_has_the_scores_of_its_folds(tmp_path, kind):
     assert outcome.comparison.count == ROWS
     assert json.loads((tmp_path / "run/scores.json").read_text())["count"] == ROWS
     assert len(joined.labels()) == ROWS
+
+
+def test_the_weights_before_training_can_be_chosen(tmp_path):
+    """As where a part of the model is fitted before the first step."""
+    table = write_table(tmp_path)
+    run = tmp_path / "run"
+    chosen = {"data.holdout": "folds:2", "train.last_step": 0}
+    outcome = train_here(run, table, **chosen)
+    assert (outcome.finished, outcome.steps, outcome.best_step) == (True, 0, 0)
+    assert load_recipe(run / "folds" / "fold-1").train.last_step is None
+    assert describe_run(run, "run").state == "finished"
+    saved, trained = (
+        load_file(run / name)
+        for name in ("model/model.safetensors", "checkpoints/step-00000000/weights.safetensors")
+    )
+    bias = "classifier.bias"
+    assert saved[bias].equal(trained["heads.sequence.out_proj.bias"])
+    view = RecordingView()
+    assert train(run, resume="auto", view=view).folds == outcome.folds
+    assert view.lines[-1].startswith("nothing to do: the run has ended at step 0")
+
+
+def test_thresholds_are_those_of_all_folds(tmp_path):
+    table = write_table(tmp_path)
+    run = tmp_path / "run"
+    outcome = train_here(
+        run, table, **{"task.best_by": "f1", "data.holdout": "folds:2", "train.steps": 4}
+    )
+    choice = Choice.read(RunFolder(run))
+    joined = JoinedFolds.read(RunFolder(run), 2, choice.step)
+    logits = np.concatenate([fold.logits for fold in joined.folds])
+    margin = logits[:, 1] - logits[:, 0]
+    saved = load_file(run / "model/model.safetensors")["classifier.bias"]
+    steps = f"checkpoints/step-{outcome.steps:08d}/weights.safetensors"
+    shift = (saved - load_file(run / steps)["heads.sequence.out_proj.bias"]).numpy()
+    assert shift[0] == 0 and shift[1] != 0
+    labels = joined.labels() == 1
+    predicted = margin + shift[1] > 0
+    f1 = 2 * (predicted & labels).sum() / (predicted.sum() + labels.sum())
+    assert outcome.comparison.model.scores["f1"] == pytest.approx(100 * f1)

@@ -192,7 +192,8 @@ def _other_rates(run: FinishedRun) -> str:
 
 def _is_short(run: FinishedRun) -> bool:
     """Whether new weights are nearly random, because of few updates."""
-    return run.recipe.start_from is None and run.steps < FEW_UPDATES
+    is_fitted = run.steps == 0  # what is fitted before training was the best
+    return run.recipe.start_from is None and run.steps < FEW_UPDATES and not is_fitted
 
 
 def _say_short(run: FinishedRun) -> str:

@@ -126,7 +126,8 @@ def _train_each(
                     fold, planned, ranks, fold_view, resume=True, data_changed=data_changed
                 )
             except BaseException:
-                ranks.first(_remove_unused, folder)
+                if ranks.is_first:
+                    _remove_unused(folder)
                 raise
         is_first = False
         if not outcome.finished:
@@ -139,7 +140,7 @@ def _train_each(
 
 
 def _remove_unused(folder: RunFolder) -> None:
-    """Rank 0: after an error, remove the files of a run whose first fold has left none."""
+    """After an error, remove the files of a run whose first fold has left none."""
     first = fold_path(folder, 1)
     if (first / folder.recipe.name).exists():
         return
@@ -164,7 +165,7 @@ def _recipe_of_fold(folder: RunFolder, recipe: Recipe, number: int, count: int) 
     """The recipe of a fold. The first one counts what is left to the data, and the others have what
     it has counted.
     """
-    changes = {"data.holdout": f"fold:{number}/{count}"}
+    changes = {"data.holdout": f"fold:{number}/{count}", "train.last_step": None}
     if number == 1:
         given = [key for key in PLANNED if f"train.{key}" not in recipe.sized]
         fewer = _scaled(recipe, given, (count - 1) / count)

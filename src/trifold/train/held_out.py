@@ -24,7 +24,9 @@ from trifold.objectives.evaluation import Balance, Evaluation
 
 FACTS = "facts"  # the tensor with the scores and names, as JSON
 OF_BASELINE = "baseline."
-COLUMNS = ("labels", "logits")  # the statistics of the rows that are kept
+OF_PART = "part."
+COLUMNS = ("labels", "logits")  # the statistics of the rows that all files have
+DERIVED = ("outputs", "confidences")  # which follow from the logits
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class HeldOut:
     """A validation of a fold.
 
     value: what is larger for better weights. names: of the classes. lines (N,): of the rows in
-    their file. labels, logits: of each row. baselines: the predictions of each baseline, by the
-    name of its class.
+    their file. labels, logits: of each row. parts: other predictions for the rows, by the name of
+    the part of the model. baselines: the predictions of each baseline, by the name of its class.
     """
 
     step: int
@@ -45,6 +47,7 @@ class HeldOut:
     lines: NDArray[np.int64]
     labels: NDArray[Any]
     logits: NDArray[np.float32]
+    parts: Mapping[str, NDArray[Any]]
     baselines: Mapping[str, NDArray[Any]]
 
     @classmethod
@@ -53,6 +56,7 @@ class HeldOut:
     ) -> HeldOut:
         """The validation of a step on rows."""
         labels, logits = (result.columns[name] for name in COLUMNS)
+        kept = {*COLUMNS, *DERIVED}
         both = zip(baselines.fitted, baselines.predictions, strict=True)
         return cls(
             step,
@@ -64,6 +68,7 @@ class HeldOut:
             np.array(rows.lines, dtype=np.int64),
             labels,
             logits,
+            {name: column for name, column in result.columns.items() if name not in kept},
             {type(baseline).__name__: outputs for baseline, outputs in both},
         )
 
@@ -78,6 +83,7 @@ class HeldOut:
             "names": list(self.names),
         }
         arrays = {"lines": self.lines, "labels": self.labels, "logits": self.logits}
+        arrays |= {f"{OF_PART}{name}": outputs for name, outputs in self.parts.items()}
         arrays |= {f"{OF_BASELINE}{name}": outputs for name, outputs in self.baselines.items()}
         arrays[FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         disk.make_folder(path.parent)
@@ -102,13 +108,17 @@ class HeldOut:
                 arrays["lines"],
                 arrays["labels"],
                 arrays["logits"],
-                {
-                    name.removeprefix(OF_BASELINE): array
-                    for name, array in arrays.items()
-                    if name.startswith(OF_BASELINE)
-                },
+                _beginning_with(OF_PART, arrays),
+                _beginning_with(OF_BASELINE, arrays),
             )
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{path}: is no file of held-out rows ({error}); train again in another --out"
             ) from None
+
+
+def _beginning_with(start: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays whose names begin so, by the rest of the name."""
+    return {
+        name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)
+    }

@@ -183,6 +183,7 @@ def _train_session(session: TrainingSession) -> Outcome:
     view = session.view
     start = session.progress
     first_step = start.step
+    is_new = start.step == 0 and start.best.score is None
     duration = ""
     if session.machine.device.type == "cpu" and ranks.world == 1:
         steps = session.recipe.train.end - first_step
@@ -210,7 +211,7 @@ def _train_session(session: TrainingSession) -> Outcome:
         view.say(f"stopped at step {end.step:,}; continue with {folder.continue_command}")
     elif folder.part is not None:
         pass  # the run that it is part of has the advice
-    elif end.step == first_step and folder.path.name != PRETRAINED:
+    elif end.step == first_step and not is_new and folder.path.name != PRETRAINED:
         view.say(describe_finished(session.recipe.train, end.step, stopped_by, folder))
     elif ranks.is_first:
         objective = session.data.objective
@@ -416,8 +417,8 @@ class Run:
         has_model = self.progress.best.score is not None
         is_last = stopped_by is not None and not (stopped_by == "signal" and has_model)
         is_regular = step % self.settings.validate_every == 0
-        if self.data.recipe.data.folds is not None:  # there are no validation rows
-            is_regular = False
+        if self.data.recipe.data.folds is not None:  # of which only the last weights are reported
+            return is_last and (step > self.progress.validated or not has_model)
         return step > self.progress.validated and (is_last or is_regular)
 
     def _validate(self) -> StoppedBy | None:
