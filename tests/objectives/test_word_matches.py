@@ -206,26 +206,37 @@ def load(folder: Path, task: str, file: str, **changes: Any) -> tuple[TrainingDa
     return load_data(load_recipe(task, values), folder / "tokenizer", view), view.lines
 
 
-CHOSEN: dict[str, tuple[str, dict[str, Any], tuple[bool, str, tuple[str, ...]]]] = {
-    "pairs": ("classify", {}, (True, "mean", ("sequence",))),
+# task, changes -> word_matches, classifier_input, heads, positions
+CHOSEN: dict[str, tuple[str, dict[str, Any], tuple[bool, str, tuple[str, ...], str]]] = {
+    "pairs": ("classify", {}, (True, "mean", ("sequence",), "learned")),
     "switched off": (
         "classify",
         {"model__word_matches": False},
-        (False, "pooler", ("pooler", "sequence")),
+        (False, "pooler", ("pooler", "sequence"), "learned"),
     ),
     "another pooling": (
         "classify",
         {"model__classifier_input": "first"},
-        (True, "first", ("pooler", "sequence")),
+        (True, "first", ("pooler", "sequence"), "learned"),
     ),
-    "a decoder": ("classify", {"model__shape": "decoder"}, (False, "last", ("sequence",))),
+    "a decoder": ("classify", {"model__shape": "decoder"}, (False, "last", ("sequence",), "learned")),
     "a preset": (
         "classify",
         {"model__preset": "bert-base", "train__steps": 9},
-        (False, "pooler", ("pooler", "sequence")),
+        (False, "pooler", ("pooler", "sequence"), "learned"),
     ),
-    "choices": ("choose", {}, (True, "mean", ("choice",))),
-    "answers": ("answer", {}, (True, "first", ("span",))),
+    "choices": ("choose", {}, (True, "mean", ("choice",), "learned")),
+    "answers": ("answer", {}, (True, "first", ("span",), "rotary")),
+    "answers, switched off": (
+        "answer",
+        {"model__word_matches": False},
+        (False, "first", ("span",), "learned"),
+    ),
+    "answers, other positions": (
+        "answer",
+        {"model__positions": "alibi"},
+        (True, "first", ("span",), "alibi"),
+    ),
 }
 
 
@@ -235,7 +246,8 @@ def test_a_new_model_compares_pairs(tmp_path, name):
     file = table(tmp_path) if task == "classify" else write(tmp_path, ROWS[task])
     data, lines = load(tmp_path, task, file, **changes)
     for config in (data.config, data.recipe.model):
-        assert (config.word_matches, config.classifier_input, config.heads) == expected
+        found = (config.word_matches, config.classifier_input, config.heads, config.positions)
+        assert found == expected
     assert (COMPARES in lines) == expected[0]
     assert (data.train.matches is not None) == expected[0]
 

@@ -33,7 +33,9 @@ SIZES = "d_model d_embedding n_heads n_kv_heads d_head d_ff n_token_types max_po
 # Of these, what no initial weights fit that have another value.
 FIXED_SIZES = ("d_model", "n_layers", "n_heads", "d_ff")
 # Sizes that are not listed: whether texts are compared, and what follows from it.
-OF_COMPARISON = ("model.word_matches", "model.classifier_input", "model.heads")
+OF_COMPARISON = tuple(
+    f"model.{key}" for key in ("word_matches", "positions", "classifier_input", "heads")
+)
 # That also apply to an existing tokenizer.
 TOKENIZER_KEYS = ("add", "extract", "dropout", "dropout_epochs")
 # The recipe that trains any model of a shape.

@@ -234,7 +234,8 @@ def positions_for(longest: float) -> int:
 
 def comparison_for(groups: Groups, *, compares: bool) -> dict[str, Any]:
     """Settings of a new encoder that reads one text, or two that it `compares`: an embedding of the
-    words that both have, and the mean of all states instead of a first token's.
+    words that both have. A class then depends on the mean of all states instead of a first token's.
+    An answer is near such words, which rotary positions tell.
     """
     head = COMPARING.get(_kind(groups))
     model = groups["model"]
@@ -242,7 +243,9 @@ def comparison_for(groups: Groups, *, compares: bool) -> dict[str, Any]:
         return {}
     compares = compares and model.get("word_matches", True) is True
     chosen: dict[str, Any] = {"word_matches": compares}
-    if head != "span" and not {"heads", "classifier_input"} & model.keys():
+    if head == "span":
+        chosen["positions"] = "rotary" if compares else "learned"
+    elif not {"heads", "classifier_input"} & model.keys():
         chosen["classifier_input"] = "mean" if compares else "pooler"
         chosen["heads"] = (head,) if compares else ("pooler", head)
     return chosen
