@@ -219,7 +219,11 @@ CHOSEN: dict[str, tuple[str, dict[str, Any], tuple[bool, str, tuple[str, ...], s
         {"model__classifier_input": "first"},
         (True, "first", ("pooler", "sequence"), "learned"),
     ),
-    "a decoder": ("classify", {"model__shape": "decoder"}, (False, "last", ("sequence",), "learned")),
+    "a decoder": (
+        "classify",
+        {"model__shape": "decoder"},
+        (False, "last", ("sequence",), "learned"),
+    ),
     "a preset": (
         "classify",
         {"model__preset": "bert-base", "train__steps": 9},
