@@ -31,6 +31,7 @@ from trifold.nn.parts import (
     BlockPart,
     EmbeddingsPart,
     FeedForwardPart,
+    LogitsPart,
     PositionsPart,
     ScoresPart,
     cross_attention,
@@ -184,7 +185,8 @@ def _heads(config: ModelConfig) -> list[ParameterRow]:
         "replaced": row("replaced head", _sum([*_dense_layer(config), "E", "1"])),
         "boundary": row("boundary head", boundary, V=vocabulary, **letters),
     }
-    return [rows[head] for head in rows if head in config.chosen_heads]
+    of_heads = [rows[head] for head in rows if head in config.chosen_heads]
+    return [*of_heads, *_rows(config, part_of(LogitsPart, config).parameters(config))]
 
 
 def _sum(terms: Sequence[str]) -> str:

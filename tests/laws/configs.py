@@ -127,7 +127,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: alibi": (
         "encoder, word matches, alibi, sinks, norm of heads, sparse blocks, gate limit, experts, convolution, classes",
-        "rounded alibi, repeated first block, final norms, unscaled embeddings, wide values",
+        "rounded alibi, repeated first block, final norms, unscaled embeddings, wide values, linear path",
     ),
     "encoder: rotary, low rank": (
         "encoder, shared blocks, narrow embeddings, token types, rotary, rotary pattern, local theta, low rank, norm of heads, sandwich, experts",

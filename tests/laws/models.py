@@ -14,6 +14,7 @@ import torch
 from tests.laws.configs import config_of
 from tests.models import add_noise
 from torch import Tensor
+from torch.nn import Parameter
 
 from trifold.fast.int8 import Int8Weight
 from trifold.hub.fill import fill_model
@@ -231,9 +232,14 @@ def assert_gradients_close(got: Sequence[Tensor], expected: Sequence[Tensor], li
         assert_close(mine / largest, other / largest, limit)
 
 
+def trained_of(model: Transformer) -> list[Parameter]:
+    """The parameters that have gradients."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def gradients_of(total: Tensor, model: Transformer) -> list[Tensor]:
-    """The gradients of all parameters; 0 of those that are not used."""
-    used = list(model.parameters())
+    """The gradients of all parameters that are trained; 0 of those that are not used."""
+    used = trained_of(model)
     found = torch.autograd.grad(total, used, materialize_grads=True, allow_unused=True)
     return list(found)
 

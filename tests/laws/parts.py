@@ -198,6 +198,7 @@ VARIANTS: dict[str, Values] = {
     "capped logits": {"logit_soft_cap": 5.0, "logits_scale": 0.25},
     "pooled classes": {"classifier_input": "pooler", "classifier_transform": "gelu"},
     "mean of classes": {"classifier_input": "mean", "transform_bias": False},
+    "linear path": {"linear_path": {"words": 7, "characters": 9, "given": 3}},
 }
 SHAPES = ("encoder-decoder", "encoder", "decoder")
 

@@ -17,6 +17,7 @@ from tests.laws.models import (
     padded,
     real_states,
     rows_of,
+    trained_of,
 )
 from tests.laws.operations import plain
 from torch import Tensor
@@ -39,13 +40,13 @@ def total_of(model: Transformer, name: str) -> Tensor:
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     """Along a random direction of all parameters."""
     model = copy.deepcopy(model_of(name))
-    directions = [torch.randn_like(p) for p in model.parameters()]
+    directions = [torch.randn_like(p) for p in trained_of(model)]
     gradients = gradients_of(total_of(model, name), model)
     expected = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True))
     values = []
     with torch.no_grad():
         for step in (STEP, -2 * STEP):
-            for parameter, direction in zip(model.parameters(), directions, strict=True):
+            for parameter, direction in zip(trained_of(model), directions, strict=True):
                 parameter += step * direction
             values.append(float(total_of(model, name)))
     assert (values[0] - values[1]) / (2 * STEP) == pytest.approx(expected, rel=1e-4, abs=1e-4)

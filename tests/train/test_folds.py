@@ -32,6 +32,7 @@ TINY: dict[str, Any] = {
     "model.d_model": 8, "model.n_layers": 1, "model.n_heads": 2, "model.d_ff": 8, "model.max_positions": 16,
     "train.steps": 15, "train.warmup": 3, "train.validate_every": 5, "train.save_every": 5, "train.learning_rate": 0.02,
     "train.device": "cpu", "train.precision": "float32", "train.samples": 0, "batch.tokens": 64, "tokenizer.vocab_size": 40,
+    "model.linear_path": False,
 }  # fmt: skip
 
 

@@ -63,6 +63,7 @@ TINY: dict[str, Any] = {
     "model.n_heads": 2,
     "model.d_ff": 16,
     "model.dropout": 0.0,
+    "model.linear_path": False,
     "train.steps": 60,
     "train.validate_every": 20,
     "train.save_every": 60,

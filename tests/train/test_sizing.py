@@ -15,7 +15,7 @@ from tests.train.runs import RecordingView
 from trifold.batches import plan_epoch
 from trifold.folders import UntrustedPath
 from trifold.hub import read_config
-from trifold.objectives.plans import MOST_STEPS, NEW
+from trifold.objectives.plans import MOST_STEPS, NEW, WITH_PATH
 from trifold.objectives.sizes import positions_for
 from trifold.predict.answer import most_answer_tokens
 from trifold.recipe import load_recipe
@@ -63,20 +63,26 @@ SETS: dict[str, tuple[str, Any, int, list[int]]] = {
 }
 
 
+@pytest.mark.parametrize("plan", [NEW, WITH_PATH])
 @pytest.mark.parametrize("name", SETS)
-def test_ten_epochs_are_ten_epochs(tmp_path, name):
-    """Of data with few updates there are more, and of very much data fewer."""
+def test_ten_epochs_are_ten_epochs(tmp_path, name, plan):
+    """And five beside a linear path. Of data with few updates there are more, and of very much data
+    fewer.
+    """
     task, write, rows, lengths = SETS[name]
-    data, lines = load(tmp_path, task, write(tmp_path, texts(rows, lengths)))
+    if plan is WITH_PATH and task != "classify":
+        pytest.skip("this task has no linear path")
+    path = {"model__linear_path": plan is WITH_PATH} if task == "classify" else {}
+    data, lines = load(tmp_path, task, write(tmp_path, texts(rows, lengths)), **path)
     train_settings = data.recipe.train
-    expected = NEW.epochs
+    expected = plan.epochs
     # The batches of each epoch differ by the order of rows of equal length.
-    updates = [len(data.plan(data.train, epoch)) for epoch in range(NEW.epochs)]
-    if sum(updates) < NEW.fewest_steps:
-        expected = NEW.fewest_steps / updates[0]
+    updates = [len(data.plan(data.train, epoch)) for epoch in range(plan.epochs)]
+    if sum(updates) < plan.fewest_steps:
+        expected = plan.fewest_steps / updates[0]
     assert train_settings.steps <= MOST_STEPS
     total = sum(len(data.plan(data.train, epoch)) for epoch in range(round(expected)))
-    assert abs(train_settings.steps - total) <= max(1, NEW.epochs)
+    assert abs(train_settings.steps - total) <= max(1, plan.epochs)
     assert train_settings.steps / updates[0] == pytest.approx(expected, abs=1 / min(updates))
     tokens = data.recipe.batch.tokens
     assert 512 <= tokens <= 4096
@@ -145,15 +151,16 @@ def test_what_a_user_sets_is_kept(tmp_path, key, value):
     if key == "batch.tokens":
         lengths = data.train.lengths
         updates = len(plan_epoch(lengths, data.batches, seed=data.recipe.train.seed, epoch=0))
-        assert data.recipe.train.steps == max(NEW.fewest_steps, NEW.epochs * updates)
+        assert data.recipe.train.steps == max(WITH_PATH.fewest_steps, WITH_PATH.epochs * updates)
     if key == "model.d_model":
         assert data.config.d_ff == 4 * value
 
 
 def test_accumulated_batches_are_one_update(tmp_path):
-    file = table(tmp_path, texts(2_000, [5, 9]))
+    file = table(tmp_path, texts(4_000, [9, 15]))
     data, _ = load(tmp_path, "classify", file, train__accumulate=2)
-    assert data.recipe.train.steps == round(NEW.epochs * len(data.plan(data.train, 0)) / 2)
+    updates = len(data.plan(data.train, 0)) / 2
+    assert data.recipe.train.steps == max(100, round(WITH_PATH.epochs * updates))
 
 
 @pytest.mark.parametrize(("words", "expected"), [(2, 15), (40, None)])
@@ -197,6 +204,7 @@ TINY: dict[str, Any] = {
 
 def test_a_continued_run_keeps_what_was_counted(tmp_path):
     settings = TINY | {"data.train": table(tmp_path, texts(400, [3, 40]))}
+    settings["model.linear_path"] = False  # for which more steps are estimated than the fewest
     folder = tmp_path / "run"
     view = RecordingView()
     train("classify", out=folder, view=view, **settings)

@@ -51,13 +51,17 @@ class MeasuredSystem:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model and its baselines on `count` rows, which are called `noun`, by a score."""
+    """A model and its baselines on `count` rows, which are called `noun`, by a score.
+
+    parts: the scores of parts of the model alone, by their names.
+    """
 
     score: str
     count: int
     noun: str
     model: MeasuredSystem
     baselines: tuple[MeasuredSystem, ...] = ()
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def best(self) -> MeasuredSystem | None:
@@ -77,12 +81,18 @@ class Comparison:
     def lines(self) -> list[str]:
         """All scores in a line, and what the baselines were fitted on, if not on all rows."""
         what = f"{score_name(self.score)} of {self.count:,} {self.noun}"
-        if not self.baselines:
+        if not self.baselines and not self.parts:
             value = self.model.describe(self.score)
             return [f"{what}: {value} (95 %)"]
-        parts = [f"{each.name}: {each.describe(self.score)}" for each in self.baselines]
-        parts.append(f"this model: {self.model.describe(self.score)}")
-        return [f"{what}: {'; '.join(parts)}"]
+        listed = [f"{each.name}: {each.describe(self.score)}" for each in self.baselines]
+        listed.append(f"this model: {self.model.describe(self.score)}")
+        digits = DIGITS.get(self.score, 1)
+        listed += [
+            f"{name}: {scores[self.score]:.{digits}f}"
+            for name, scores in self.parts.items()
+            if self.score in scores
+        ]
+        return [f"{what}: {'; '.join(listed)}"]
 
     def as_json(self) -> dict[str, Any]:
         """Values of JSON; `from_json` reads them."""
@@ -93,7 +103,11 @@ class Comparison:
         """The comparison of these values. Raises KeyError, TypeError or ValueError."""
         baselines = tuple(_measured(each) for each in values["baselines"])
         fields = str(values["score"]), int(values["count"]), str(values["noun"])
-        return cls(*fields, _measured(values["model"]), baselines)
+        parts = {
+            str(name): {str(key): float(value) for key, value in scores.items()}
+            for name, scores in values.get("parts", {}).items()
+        }
+        return cls(*fields, _measured(values["model"]), baselines, parts)
 
 
 def _measured(values: Any) -> MeasuredSystem:
@@ -210,7 +224,8 @@ class MeasuredBaselines:
             baselines.append(
                 MeasuredSystem(baseline.name, measured.scores, measured.intervals, lead, *facts)
             )
-        return Comparison(key, resampled.examples, resampled.noun, model, tuple(baselines))
+        parts = {name: dict(of_part) for name, of_part in evaluation.parts.items()}
+        return Comparison(key, resampled.examples, resampled.noun, model, tuple(baselines), parts)
 
 
 def compare_texts(key: str, scores: dict[str, float], resampled: Resampled) -> Comparison | None:

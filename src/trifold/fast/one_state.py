@@ -68,7 +68,7 @@ def output_of_one_state(model: Transformer, inputs: Inputs, name: str) -> Tensor
         states = encoder_layers(stack, x, read.mask, chosen)[:, None]
     else:
         states = last_states(stack, x, read, inputs, columns)
-    alone = Inputs(grid.tokens.take_along_dim(columns, 1))
+    alone = Inputs(grid.tokens.take_along_dim(columns, 1), features=inputs.features)
     return model.apply_heads(stack.final_norm(states), alone, [name])[name]
 
 

@@ -25,7 +25,9 @@ from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.inputs import Inputs
 from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear, Residual, scaled
 from trifold.nn.norms import new_norm
+from trifold.nn.parts import LogitsPart, part_of
 from trifold.nn.precision import wide_dtype, widened
+from trifold.nn.registry import set_classical
 
 
 class LanguageModelHead(nn.Module):
@@ -84,6 +86,7 @@ class Classes(nn.Module):
     "mean" of the states of real tokens, or that of "every" token; "mean-logits": every token, and
     the result is the mean of their logits.
     layer: a sub-layer that s passes first.
+    path: adds to the logits what it computes from the features of the rows, if they have some.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Classes(nn.Module):
             width = inner
         self.drop = Dropout(config.head_dropout)
         self.layer = layer
+        self.path: nn.Module | None = None
         self.out_proj = Linear(width, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
@@ -128,7 +132,9 @@ class Classes(nn.Module):
             s = self.drop(s)
         logits: Tensor = widened(self.out_proj(s))
         if self.state == "mean-logits":
-            return _mean(logits, inputs)
+            logits = _mean(logits, inputs)
+        if self.path is not None and inputs.features is not None:
+            logits = logits + self.path(inputs.features).to(logits)
         return logits
 
     def read(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
@@ -217,6 +223,13 @@ def _sequence_classes(config: CoreConfig, outputs: int) -> Classes:
     return Classes(config, config.classifier_input, outputs, transform, config.classifier_bias)
 
 
+def _text_classes(config: CoreConfig) -> Classes:
+    """Classes of a text, whose logits a part may add to."""
+    head = _sequence_classes(config, config.n_labels)
+    head.path = part_of(LogitsPart, config).new(config)
+    return head
+
+
 def _next_sentence(config: CoreConfig) -> Classes:
     """Dropout only if the config states it for heads."""
     own = config.model_copy(update={"classifier_dropout": config.classifier_dropout or 0.0})
@@ -233,11 +246,12 @@ def _span(config: CoreConfig) -> Classes:
     return Classes(config, "every", 2, config.token_transform, layer=layer)
 
 
+set_classical(LogitsPart())
 # All but lm, whose weight may be that of the embeddings: the model creates it.
 HEADS: dict[str, Callable[[CoreConfig], nn.Module]] = {
     "pooler": Pooler,
     "next-sentence": _next_sentence,
-    "sequence": lambda config: _sequence_classes(config, config.n_labels),
+    "sequence": _text_classes,
     "choice": lambda config: _sequence_classes(config, 1),
     "token": lambda config: Classes(config, "every", config.n_labels, config.token_transform),
     "span": _span,

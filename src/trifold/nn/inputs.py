@@ -13,6 +13,36 @@ from trifold.nn.packing import UNPACKED, Packing, Unpacked
 
 
 @dataclass
+class Features:
+    """Counted features of B rows, for parts that read them beside the states of tokens.
+
+    ids, values (N,): the numbers and the values of all features. starts (B·K + 1): where those of
+        each row begin, in each of K blocks.
+    logits (B, C): what a part computes from the features, if it is known; they are empty then.
+    """
+
+    ids: Tensor
+    values: Tensor
+    starts: Tensor
+    logits: Tensor | None = None
+
+    @classmethod
+    def known(cls, logits: Tensor) -> Features:
+        """Rows whose logits are known."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return cls(none, torch.zeros(0), torch.zeros(1, dtype=torch.int64), logits)
+
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> Features:
+        """A copy on another device."""
+        moved = {
+            each.name: x.to(device, non_blocking=non_blocking)
+            for each in fields(self)
+            if (x := getattr(self, each.name)) is not None
+        }
+        return replace(self, **moved)
+
+
+@dataclass
 class Inputs:
     """The input of a stack.
 
@@ -33,6 +63,7 @@ class Inputs:
     edges: (B, T, T) boolean, or by head (B, H, T, T): which tokens an encoder's token attends to
         besides itself; default: all. Of packed rows on the grid.
     pixels: (B, channels, height, width), for models of images.
+    features: of the rows, for a part that adds to their logits; without them it adds nothing.
     """
 
     tokens: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
@@ -45,6 +76,7 @@ class Inputs:
     globals: Tensor | None = None
     edges: Tensor | None = None
     pixels: Tensor | None = None
+    features: Features | None = None
 
     def token_positions(self, start: int = 0) -> Tensor:
         """(B or 1, T) the position of each token; `start` is the length of the cache."""

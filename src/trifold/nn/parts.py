@@ -1,16 +1,17 @@
 """The parts of a model.
 
-A model is assembled from eight places: embeddings; positions added to them; scores (the rotation or
-the bias of each layer); attention; feed-forward network; block; rules of masks; and the walk (how
-the layers run in training). Each place has a classical part, in the core, and may have variants, in
-`nn.variants`, or from outside. A config chooses them; nothing else tests which ones it chose.
+A model is assembled from nine places: embeddings; positions added to them; scores (the rotation or
+the bias of each layer); attention; feed-forward network; block; rules of masks; the walk (how the
+layers run in training); and what is added to the logits of a text. Each place has a classical part,
+in the core, and may have variants, in `nn.variants`, or from outside. A config chooses them;
+nothing else tests which ones it chose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from trifold.settings import Conflict, Settings
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 AnySettings = TypeVar("AnySettings", bound=Settings)
+AnyConfig = TypeVar("AnyConfig", bound=CoreConfig)
 
 
 class Part:
@@ -606,6 +608,41 @@ class WalkPart(Part):
         raise NotImplementedError
 
 
+class FeatureColumns(NamedTuple):
+    """How many columns of features (`nn.inputs.Features`) are n-grams of words and of characters,
+    and how many are numbers that are given.
+    """
+
+    words: int = 0
+    characters: int = 0
+    given: int = 0
+
+
+class LogitsPart(Part):
+    """What is added to the logits of a text beside those of its states; classically nothing."""
+
+    place = "logits"
+    row = "output"
+
+    def new(self, config: CoreConfig) -> nn.Module | None:
+        """A module (features of rows) -> (B, C), with a method `reset`, and parameters weight
+        (F, C), bias (C,), idf and scale (1,).
+        """
+        return None
+
+    def columns(self, config: CoreConfig) -> FeatureColumns:
+        """The features that it reads of each row."""
+        return FeatureColumns()
+
+    def with_columns(self, config: AnyConfig, columns: FeatureColumns) -> AnyConfig:
+        """The config with other columns, or without the part if there are none."""
+        return config
+
+    def parameters(self, config: CoreConfig) -> Iterator[FormulaRow]:
+        """Its parameters."""
+        yield from ()
+
+
 PLACES: tuple[type[Part], ...] = (
     EmbeddingsPart,
     PositionsPart,
@@ -615,6 +652,7 @@ PLACES: tuple[type[Part], ...] = (
     BlockPart,
     RulePart,
     WalkPart,
+    LogitsPart,
 )
 
 # --- the parts of a config ------------------------------------------------------------------------

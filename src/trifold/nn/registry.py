@@ -21,6 +21,7 @@ PLACES = (
     "block",
     "rule",
     "walk",
+    "logits",
 )
 _classical: dict[str, Any] = {}
 _variants: dict[str, list[Any]] = {place: [] for place in PLACES}

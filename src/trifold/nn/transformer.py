@@ -107,6 +107,9 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, Norm):
                 module.reset()
+        path = getattr(self.heads["sequence"], "path", None) if "sequence" in self.heads else None
+        if path is not None:
+            path.reset()
 
     def encode(self, inputs: Inputs) -> Memory:
         """tokens (B, S), or pixels, -> memory (B, S, E)."""

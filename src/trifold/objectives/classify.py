@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -26,11 +27,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.data import DataSettings, Rows, read_records
-from trifold.errors import DataError, SettingsError
+from trifold.errors import DataError, SettingsError, plural
 from trifold.nn import ModelConfig, Transformer
-from trifold.nn.config import MULTI, REGRESSION, SINGLE
+from trifold.nn.config import MULTI, REGRESSION, SINGLE, Shape
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import (
+    PATH_LOGITS,
     Balance,
     ConstantAnswer,
     EvalRun,
@@ -56,7 +58,16 @@ from trifold.objectives.labels import (
     split_label,
     write_whole_numbers,
 )
+from trifold.objectives.linear_path import (
+    Fitted,
+    PathRows,
+    fit_path,
+    has_path,
+    with_fitting_path,
+    without_path,
+)
 from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.objectives.plans import PATH_BY_DEFAULT
 from trifold.predict.classify import BOTH_ORDERS, add_orders, choose_labels, confidences
 from trifold.scores.classification import (
     ClassificationScore,
@@ -75,9 +86,13 @@ from trifold.text.tokenizer import NO_LIMITS
 # The last layer of the head.
 _WEIGHT = "heads.sequence.out_proj.weight"
 _BIAS = "heads.sequence.out_proj.bias"
+# The linear path of the head, whose outputs are scaled, too.
+_PATH = ("heads.sequence.path.weight", "heads.sequence.path.bias")
 
 # Scores of two classes that depend on the threshold between them.
 MEASURES = {"f1": f1_of, "macro_f1": macro_f1_of, "matthews": matthews_of}
+# The two parts of a model whose logits are added, in the words of a comparison.
+PARTS_OF_MODEL = ("its linear path alone", "its Transformer alone")
 FEWEST_LABELS = 10  # validation rows with a label that gets a threshold of its own
 
 if TYPE_CHECKING:
@@ -138,6 +153,12 @@ class ClassifySettings(TextLossSettings):
             return weights
         return {str(label): weight for label, weight in weights.items()}
 
+    @classmethod
+    def defaults_for(cls, shape: Shape | None) -> Mapping[str, Mapping[str, Any]]:
+        """The usual ones, with a linear path beside a new model."""
+        defaults = super().defaults_for(shape)
+        return {**defaults, "model": {**defaults["model"], **PATH_BY_DEFAULT}}
+
     def model_problem(self, config: ModelConfig) -> str | None:
         if self.both_orders and config.classifier_transform is not None:
             return (
@@ -179,6 +200,7 @@ class ClassifySettings(TextLossSettings):
             tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), BOTH_ORDERS: True}
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
+        config = _with_path(context, config, pairs=bool(pairs))
         objective = Classify(
             self,
             tokenizer,
@@ -188,7 +210,18 @@ class ClassifySettings(TextLossSettings):
             pairs=bool(pairs),
             train=train,
         )
-        return objective.bundle(context, train, valid)
+        bundle = objective.bundle(context, train, valid)
+        if not has_path(config) or context.is_trained or context.is_counted:
+            return bundle
+        objective.path_rows = train
+        return replace(bundle, initialize=objective.initialize)
+
+
+def _with_path(context: BuildContext, config: ModelConfig, *, pairs: bool) -> ModelConfig:
+    """The config with a linear path for its classes; of a new model for pairs, without one."""
+    if context.is_trained:
+        return config
+    return without_path(config) if pairs else with_fitting_path(config)
 
 
 # --- examples, batches ----------------------------------------------------------------------------
@@ -268,6 +301,7 @@ class Classify(LabelledObjective):
                 )
         self.settings = settings.model_copy(update={"best_by": best_by})
         self.weights: Tensor | None = None
+        self.path_rows: Rows | None = None  # that the linear path is fitted on
         self.scale = Scale()
         if train is not None:
             self.weights = self._class_weights(train)
@@ -308,7 +342,41 @@ class Classify(LabelledObjective):
             kind = ExamplesInBothOrders
             compares = self.config.word_matches
             encoded += self.tokenizer.rows(pairs, texts, max_length=self.width, compares=compares)
-        return kind(*self.tokens_and_types(encoded), labels, matches=matches_of(encoded))
+        return kind(
+            *self.tokens_and_types(encoded),
+            labels,
+            matches=matches_of(encoded),
+            path=self._path_rows(rows, texts),
+        )
+
+    # --- linear path ------------------------------------------------------------------------------
+
+    @property
+    def starts_fitted(self) -> bool:
+        return has_path(self.config)
+
+    def _path_rows(self, rows: Rows, texts: Sequence[str]) -> PathRows | None:
+        """What the linear path reads of the rows."""
+        if not has_path(self.config):
+            return None
+        logits = self._fitted_path.logits if rows is self.path_rows else None
+        return PathRows(texts, logits)
+
+    @cached_property
+    def _fitted_path(self) -> Fitted:
+        """The linear path of the training rows."""
+        rows = self.path_rows
+        assert rows is not None, "there are no training rows"
+        labels = self._number_labels(rows)
+        if self.problem == REGRESSION:
+            labels = (labels - self.scale.mean) / self.scale.deviation
+        fitted = fit_path(self.config, rows.columns["text"], labels, self.weights)
+        self.report(f"linear path: fitted on {plural(fitted.rows, 'row')}")
+        return fitted
+
+    def initialize(self, model: Transformer) -> None:
+        """Begin with the fitted path."""
+        self._fitted_path.copy_to(model)
 
     def _number_labels(self, rows: Rows) -> NDArray[Any]:
         if self.problem == REGRESSION:
@@ -416,6 +484,15 @@ class Classify(LabelledObjective):
             weights = weights.to(logits)
         return F.cross_entropy(logits, known, weights, reduction="sum", label_smoothing=smoothing)
 
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        sums = super().measure(model, batch)
+        features = batch.inputs.features
+        if features is None:
+            return sums
+        head: Any = model.heads["sequence"]
+        sums[PATH_LOGITS] = [head.path(features).cpu().numpy()]
+        return sums
+
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
         """Labels, predictions and their probabilities, and the number of labels that the model
         has.
@@ -486,7 +563,19 @@ class Classify(LabelledObjective):
             balance=self._balance(run.sums),
             shift=shift,
             shift_words=self._describe_shift(shift),
+            parts=self.part_scores(run.sums),
         )
+
+    def part_scores(self, sums: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """The scores of the linear path and of the Transformer alone; none without a path."""
+        if PATH_LOGITS not in sums:
+            return {}
+        logits, of_path = (np.concatenate(sums[name]) for name in ("logits", PATH_LOGITS))
+        scores = {}
+        for name, of_part in zip(PARTS_OF_MODEL, (of_path, logits - of_path), strict=True):
+            outputs = choose_labels(torch.from_numpy(of_part), self.config).numpy()
+            scores[name] = self.scores_of_sums({**sums, "outputs": [outputs]})
+        return scores
 
     # --- classes of different sizes ---------------------------------------------------------------
 
@@ -592,7 +681,7 @@ class Classify(LabelledObjective):
 
     def _find_outputs(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
         """The names of the tensors of the last layer -> what the scale adds to them."""
-        shifts = {_WEIGHT: 0.0, _BIAS: self.scale.mean}
+        shifts = {_WEIGHT: 0.0, _BIAS: self.scale.mean, **dict.fromkeys(_PATH, 0.0)}
         return {name: shift for name, shift in shifts.items() if name in weights}
 
     def state(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from trifold.nn.config import Shape
 from trifold.nn.presets import PRESETS
 from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, KINDS, settings_class
+from trifold.objectives.linear_path import without_path
 from trifold.objectives.objective import ObjectiveSettings
 from trifold.objectives.prompted import PromptSettings
 from trifold.objectives.sizes import (
@@ -353,7 +354,7 @@ def _of_sentence_model(start: UntrustedPath, modules: SentenceModules) -> dict[s
 
 def _with_heads(folder: UntrustedPath, objective: type[ObjectiveSettings]) -> ModelConfig:
     """The config of a model folder, with the heads for the objective as its family has them, and
-    without labels.
+    without labels and what is fitted for them.
     """
     config = read_config(folder)
     family = FAMILIES[family_name(folder)]
@@ -368,4 +369,4 @@ def _with_heads(folder: UntrustedPath, objective: type[ObjectiveSettings]) -> Mo
         fewest = by_heads[min(by_heads)]
         config = family.read({"architectures": [fewest], **family.write(config)})
     labels = ModelConfig().model_dump(include={"n_labels", "label_names", "problem_type"})
-    return objective.with_heads(config).model_copy(update=labels)
+    return without_path(objective.with_heads(config)).model_copy(update=labels)

@@ -175,8 +175,11 @@ class DistillSettings(ObjectiveSettings):
             raise SettingsError(problem)
         bundle = replace(bundle, objective=Distill(self, bundle.objective, teacher))
         if self.start == "new":
-            return replace(bundle, initialize=None)
-        return replace(bundle, initialize=partial(self._copy_layers, teacher=teacher))
+            return bundle
+        steps: list[Callable[[Transformer], None]] = [partial(self._copy_layers, teacher=teacher)]
+        if bundle.initialize is not None:
+            steps.append(bundle.initialize)
+        return replace(bundle, initialize=partial(_initialize, steps))
 
     def _mismatches(self, student: ModelConfig, model: Transformer) -> Iterator[str]:
         """Reasons why student and teacher cannot be compared."""
@@ -291,6 +294,12 @@ class DistillSettings(ObjectiveSettings):
             ) from None
 
 
+def _initialize(steps: Sequence[Callable[[Transformer], None]], student: Transformer) -> None:
+    """Set the initial weights of a student, one step after the other."""
+    for step in steps:
+        step(student)
+
+
 # --- objective ------------------------------------------------------------------------------------
 
 
@@ -318,6 +327,10 @@ class Distill(Objective):
     @cached_property
     def truncation(self) -> Truncation:
         return self.objective.truncation
+
+    @property
+    def starts_fitted(self) -> bool:
+        return self.objective.starts_fitted
 
     def examples(self, rows: Any, draw: int | None = None) -> Examples:
         return self.objective.examples(rows, draw)

@@ -18,6 +18,8 @@ from trifold.scores.bootstrap import Resampled
 from trifold.text.spans import Ids
 
 MAX_LOSS = 700.0  # of which the exponential is finite
+# The statistic of `Objective.measure` with the logits of a linear path.
+PATH_LOGITS = "path_logits"
 
 
 class Sample(NamedTuple):
@@ -56,7 +58,7 @@ class Evaluation(NamedTuple):
     loss: in nats per token, without smoothing. value: what `best_by` names; larger is better.
     balance: of a classifier. shift (C,): what the biases of the classes gain by thresholds that are
     chosen on these rows; shift_words: in words. columns: the statistics that are arrays with a row
-    for each example, in the order of the examples.
+    for each example, in the order of the examples. parts: scores of parts of the model alone.
     """
 
     scores: dict[str, float]
@@ -70,6 +72,7 @@ class Evaluation(NamedTuple):
     shift: Any = None
     shift_words: str = ""
     columns: Mapping[str, NDArray[Any]] = MappingProxyType({})
+    parts: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ batches.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import shorten
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from trifold.nn.config import Shape
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.losses import linear_cross_entropy
 from trifold.objectives.batch import LossTerm, pack_rows
+from trifold.objectives.linear_path import PathRows
 from trifold.objectives.objective import (
     ENCODER,
     BuildContext,
@@ -99,13 +100,14 @@ class TextLossSettings(LabelledSettings):
 @dataclass(frozen=True)
 class TextExamples:
     """Texts as tokens, with their token types and word matches, if the model reads them, and
-    labels.
+    labels. path: what a linear path reads of the texts.
     """
 
     texts: Ragged
     types: Ragged | None
     labels: Any
     matches: Ragged | None = field(default=None, kw_only=True)
+    path: PathRows | None = field(default=None, kw_only=True)
 
     @property
     def lengths(self) -> Ids:
@@ -170,7 +172,10 @@ class LabelledObjective(Objective):
     def pack(self, examples: TextExamples, rows: Ids, width: int | None) -> Inputs:
         """The given texts, truncated to `width` tokens if given, as one packed row."""
         types, matches = examples.types, examples.matches
-        return pack_rows(examples.texts, rows, width, self.tokenizer, types, matches)[0]
+        inputs, _ = pack_rows(examples.texts, rows, width, self.tokenizer, types, matches)
+        if examples.path is None:
+            return inputs
+        return replace(inputs, features=examples.path.features(self.config, rows))
 
     def nll(self, logits: Tensor, batch: Any) -> Tensor:
         """The sum of - log P(label), in nats, without the labels UNKNOWN."""

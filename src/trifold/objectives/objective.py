@@ -375,6 +375,13 @@ class Objective(ABC):
         return Truncation()
 
     @property
+    def starts_fitted(self) -> bool:
+        """Whether a new model is worth a validation before the first step, because a part of it is
+        fitted.
+        """
+        return False
+
+    @property
     def loss_unit(self) -> str:
         """The unit of the logged loss."""
         return f"nats per {self.token_name.removesuffix('s')}"

@@ -9,6 +9,9 @@ from trifold.nn.variants import ModelConfig
 from trifold.objectives.rates import SMALL_WIDTH
 
 MOST_STEPS = 10_000
+# Settings of the model of a new classifier: with a linear path, where there is such a part.
+PATH = "linear_path"
+PATH_BY_DEFAULT = {PATH: True} if PATH in ModelConfig.model_fields else {}
 # The tasks whose fine-tuning is planned by rows: texts with labels. The values were chosen on them.
 LABELLED = ("classify", "tag", "answer", "choose")
 
@@ -46,13 +49,17 @@ class Plan(NamedTuple):
 
 
 NEW = Plan(epochs=10, fewest_steps=100, most_epochs=float("inf"), validations=10)
+# A Transformer beside a fitted linear path is validated twice in an epoch.
+WITH_PATH = Plan(epochs=5, fewest_steps=100, most_epochs=float("inf"), validations=10)
 FINE_TUNING = Plan(epochs=3, fewest_steps=100, most_epochs=10, validations=3, rows=32)
 
 
-def plan_for(kind: str, start: ModelConfig | None) -> Plan:
+def plan_for(kind: str, start: ModelConfig | None, *, has_path: bool = False) -> Plan:
     """The plan of a task. start: the config of start_from; None for new weights. A small model
-    learns as a new one does.
+    learns as a new one does. has_path: whether a new model has a linear path.
     """
+    if start is None and has_path:
+        return WITH_PATH
     if start is None or start.d_model <= SMALL_WIDTH or kind not in LABELLED:
         return NEW
     return FINE_TUNING

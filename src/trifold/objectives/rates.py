@@ -9,6 +9,10 @@ OF_ADAPTERS = 10
 MOST_OF_ADAPTERS = 0.002
 
 
+# Of a new Transformer beside a fitted linear path: it learns what the path lacks.
+RATE_WITH_PATH = 3e-4
+
+
 def new_rate(d_model: int) -> float:
     """The peak for new weights: that of 4,000 steps of warmup (Vaswani et al. 2017, equation 3)."""
     return float((4000 * d_model) ** -0.5)

@@ -21,8 +21,8 @@ from trifold.nn.variants import ModelConfig
 from trifold.objectives import DEFAULT_KIND, settings_class
 from trifold.objectives.batch import Examples
 from trifold.objectives.data_size import measure_texts
-from trifold.objectives.plans import NEW, Plan, plan_for
-from trifold.objectives.rates import fine_tuning_rate, new_rate
+from trifold.objectives.plans import NEW, PATH, PATH_BY_DEFAULT, Plan, plan_for
+from trifold.objectives.rates import RATE_WITH_PATH, fine_tuning_rate, new_rate
 from trifold.predict.answer import MAX_ANSWER_LENGTH
 
 # Limit of the tokens of the data, width and layers of a model for less.
@@ -41,6 +41,7 @@ FEWEST_UPDATES = 75  # of an epoch, where the data allow
 SMALLEST_BATCH = 512  # tokens
 LARGEST_BATCH = 4096
 FEWEST_ROWS = 8  # of a batch, on average
+DROPOUT_WITH_PATH = 0.3
 # Tasks whose model may read two texts to compare -> its head.
 COMPARING = {"answer": "span", "choose": "choice", "classify": "sequence"}
 ROUNDED = 64  # batches have a multiple of these tokens
@@ -106,7 +107,7 @@ def estimate_sizes(
     start_from. plan: by default that of the task. may_fold: whether folds may choose the steps.
     """
     data = groups["data"]
-    plan = plan or plan_for(_kind(groups), start)
+    plan = plan or plan_for(_kind(groups), start, has_path=has_path(groups, start))
     of_images: dict[str, Any] = {}
     if _kind(groups) == "images":
         size, of_images = _size_of_images(data, start)
@@ -203,6 +204,9 @@ def sizes_for(
             "max_positions": positions_for(size.longest),
         }
         rate = new_rate(width)
+        if has_path(groups, start):
+            model["dropout"] = DROPOUT_WITH_PATH
+            rate = RATE_WITH_PATH
     else:
         rate = fine_tuning_rate(start.d_model, adapters=bool(groups["train"].get("lora")))
     of_task = dict[str, Any]()
@@ -280,6 +284,12 @@ def schedule(groups: Groups, updates: float, plan: Plan) -> dict[str, Any]:
         "validate_every": every,
         "save_every": every,
     }
+
+
+def has_path(groups: Groups, start: ModelConfig | None) -> bool:
+    """Whether a new model has a linear path, which is a default of classification."""
+    chosen = {**PATH_BY_DEFAULT, **groups["model"]}.get(PATH)
+    return start is None and _kind(groups) == "classify" and chosen not in (None, False)
 
 
 def reads_sides(groups: Groups) -> bool:

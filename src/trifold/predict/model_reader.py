@@ -22,8 +22,9 @@ from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.memory import require_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
-from trifold.nn.parts import EmbeddingsPart, has_plain_attention, part_of
+from trifold.nn.parts import EmbeddingsPart, LogitsPart, has_plain_attention, part_of
 from trifold.predict.generate_texts import batches_by_length, packed_batches, pad_rows
+from trifold.predict.text_features import text_features
 from trifold.text import Encoded, Tokenizer, Truncation
 from trifold.text.encoded import IdRows, check_strings, check_types
 
@@ -85,7 +86,7 @@ class ModelReader:
         Raises TrifoldError if a result contains NaN or infinity.
         """
         if not self.config.n_patches:
-            return self._run_ids(self.encode_ids(texts, pairs), apply)
+            return self._run_ids(self.encode_ids(texts, pairs), apply, texts)
         if pairs is not None:
             raise UsageError("this model reads single images; remove the second texts")
         lengths = np.ones(len(texts), np.int64)
@@ -172,10 +173,19 @@ class ModelReader:
         """
         return self._run_ids(IdRows.of(rows), apply)
 
-    def _run_ids(self, rows: IdRows, apply: Apply) -> list[Tensor]:
-        return self._run(
-            rows.ids.lengths, self.batch_tokens, lambda chosen: self._batch(rows, chosen), apply
-        )
+    def _run_ids(
+        self, rows: IdRows, apply: Apply, texts: Sequence[str] | None = None
+    ) -> list[Tensor]:
+        """Apply a function to each row. texts: of the rows, for the linear path of a model."""
+
+        def batch(chosen: list[int]) -> Inputs:
+            inputs = self._batch(rows, chosen)
+            if texts is None or not self._reads_features:
+                return inputs
+            features = text_features(self.config, [texts[number] for number in chosen])
+            return replace(inputs, features=features)
+
+        return self._run(rows.ids.lengths, self.batch_tokens, batch, apply)
 
     def _run(
         self,
@@ -275,6 +285,11 @@ class ModelReader:
         config = self.config
         is_pair = config.shape == "encoder-decoder"
         return has_plain_attention(config) and not (config.n_patches or is_pair)
+
+    @property
+    def _reads_features(self) -> bool:
+        """Whether the model reads features of the texts beside their tokens."""
+        return any(part_of(LogitsPart, self.config).columns(self.config))
 
     @property
     def _reads_types(self) -> bool:

@@ -146,7 +146,7 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
     valid = bundle.objective.examples(bundle.valid)
     data = TrainingData(recipe, bundle, train, valid, view.say)
     if recipe.sized:
-        data.recipe = size_steps(recipe, bundle.objective, train, data.batches.max_length)
+        data.recipe = size_steps(recipe, bundle, train, data.batches.max_length)
         recipe.size_notes[:] = data.recipe.describe_sizes(start_config)
     for line in [*recipe.size_notes, *recipe.notes]:
         view.say(line)

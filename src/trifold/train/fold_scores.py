@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from trifold.baselines.comparison import MeasuredBaselines
 from trifold.baselines.scoring import Scored, score
 from trifold.errors import CheckpointError, DataError
 from trifold.jsonfiles import read_json
-from trifold.objectives.evaluation import Balance, Evaluation
+from trifold.objectives.evaluation import PATH_LOGITS, Balance, Evaluation
 from trifold.predict.classify import choose_labels
 from trifold.train.data import TrainingData
 from trifold.train.held_out import HeldOut
@@ -134,7 +135,19 @@ class JoinedFolds:
             value=self.value,
             balance=self.balance,
             shift=shift,
+            parts=self._parts(task, labels, logits),
         )
+
+    def _parts(
+        self, task: Any, labels: NDArray[Any], logits: NDArray[np.float32]
+    ) -> Mapping[str, Mapping[str, float]]:
+        """The scores of parts of the models alone; none of models without a linear path."""
+        of_path = [fold.parts[PATH_LOGITS] for fold in self.folds if PATH_LOGITS in fold.parts]
+        if len(of_path) < len(self.folds):
+            return {}
+        sums = {"labels": [labels], "logits": [logits], PATH_LOGITS: of_path}
+        scores: Mapping[str, Mapping[str, float]] = task.part_scores(sums)
+        return scores
 
     def baselines(self, task: Any, fitted: list[Baseline]) -> MeasuredBaselines:
         """Baselines of all rows, measured by those of the folds."""

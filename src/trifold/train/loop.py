@@ -316,6 +316,8 @@ class Run:
             if self._validation_is_due(stopped_by):
                 stopped_by = self._validate() or stopped_by
                 self._save()
+            elif self._begins_fitted():
+                stopped_by = self._validate() or stopped_by
             while stopped_by is None:
                 self.saver.check()
                 share = take_share(batches, settings.accumulate)
@@ -420,6 +422,14 @@ class Run:
         if self.data.recipe.data.folds is not None:  # of which only the last weights are reported
             return is_last and (step > self.progress.validated or not has_model)
         return step > self.progress.validated and (is_last or is_regular)
+
+    def _begins_fitted(self) -> bool:
+        """Whether the weights of a new run are validated, because a part of them is fitted. Folds
+        have validated them before a run on all rows.
+        """
+        is_new = self.progress.step == 0 and self.progress.best.score is None
+        is_fitted = self.data.objective.starts_fitted
+        return is_new and is_fitted and self.data.recipe.data.folds is None
 
     def _validate(self) -> StoppedBy | None:
         """Validate the (averaged) weights; the reason to stop, if any."""

@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from trifold.batches import BatchSettings, Blocks, plan_epoch
+from trifold.nn import ModelConfig
 from trifold.nn.checks import first_problem
 from trifold.objectives.batch import Examples
+from trifold.objectives.linear_path import has_path
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
-from trifold.objectives.plans import NEW, plan_for
+from trifold.objectives.plans import NEW, PATH, plan_for
 from trifold.objectives.scheduled_sampling import fitting_k
 from trifold.objectives.sizes import (
     MOST_POSITIONS,
@@ -72,10 +74,14 @@ def size_model(
     bundle = build(replace(context, model=model, report=report, is_counted=True))
     if not bundle.objective.fills_width:
         size = measure_examples(bundle.objective.examples(bundle.train))
-        groups = _groups(recipe)
+        groups = _groups(recipe, bundle.config)
         sizes = sizes_for(groups, size, None, NEW)
+        # The usual dropout, if the rows have nothing for a linear path, with which it is higher.
+        sizes["model"].setdefault("dropout", ModelConfig().dropout)
         sizes["model"] |= _comparison(recipe, groups, bundle.objective)
         recipe = _with_chosen(recipe, keys, sizes)
+    return recipe, replace(context, model=recipe.model, report=report.again)
+
     return recipe, replace(context, model=recipe.model, report=report.again)
 
 
@@ -90,15 +96,14 @@ def _comparison(recipe: Recipe, groups: Groups, objective: Objective) -> dict[st
     return chosen
 
 
-def size_steps(
-    recipe: Recipe, objective: Objective, examples: Examples, limit: int | None
-) -> Recipe:
+def size_steps(recipe: Recipe, bundle: TaskBundle, examples: Examples, limit: int | None) -> Recipe:
     """The recipe with batches and steps for the counted examples, and with the settings of the task
     that follow from them. limit: the longest row that the model reads.
     """
-    groups = _groups(recipe)
+    objective = bundle.objective
+    groups = _groups(recipe, bundle.config)
     start = recipe.model if recipe.start_from is not None else None
-    plan = plan_for(recipe.task.kind, start)
+    plan = plan_for(recipe.task.kind, start, has_path=start is None and has_path(bundle.config))
     sizes = sizes_for(groups, measure_examples(examples), start, plan)
     if objective.gathers:  # every row of a batch is compared with the others
         sizes["batch"]["tokens"] = BatchSettings().tokens
@@ -149,9 +154,12 @@ def _with_chosen(recipe: Recipe, keys: list[str], chosen: dict[str, dict[str, An
     return with_values(recipe, values)
 
 
-def _groups(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The settings that are not left to the data."""
+def _groups(recipe: Recipe, config: ModelConfig) -> dict[str, dict[str, Any]]:
+    """The settings that are not left to the data. config: of the model, which lacks a linear path
+    if the rows have none to read.
+    """
     groups = {name: getattr(recipe, name).model_dump() for name in GROUPS}
+    groups["model"][PATH] = has_path(config)
     for dotted in recipe.sized:
         group, key = dotted.split(".")
         groups.get(group, {}).pop(key, None)

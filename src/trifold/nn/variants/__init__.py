@@ -6,9 +6,10 @@ lines here leaves a package that works; a new variant is a file and a line in th
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self, get_args
 
 from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 
 from trifold.nn import embeddings, stack  # noqa: F401 (they set the classical parts)
 from trifold.nn.checks import first_problem
@@ -29,6 +30,7 @@ from trifold.nn.variants import (
     graph,
     latent,
     linear_attention,
+    linear_path,
     low_rank,
     lsh,
     parallel,
@@ -51,10 +53,12 @@ from trifold.nn.variants.convolution import Convolution
 from trifold.nn.variants.dynamic_convolution import DynamicConvolution
 from trifold.nn.variants.experts import Experts
 from trifold.nn.variants.latent import Latent
+from trifold.nn.variants.linear_path import LinearPath
 from trifold.nn.variants.lsh import LSH
 from trifold.nn.variants.recurrence import Recurrence
 from trifold.nn.variants.rotary_scaling import RotaryScaling
 from trifold.nn.variants.sparse_blocks import SparseBlocks
+from trifold.settings import Settings
 
 VARIANTS = (
     # Embeddings and positions
@@ -92,10 +96,20 @@ VARIANTS = (
     reversible,
     convolution,
     experts,
+    # Logits
+    linear_path,
 )
 for _variant in VARIANTS:
     for _part in _variant.PARTS:
         register(_part)
+
+
+def _is_optional_group(field: FieldInfo) -> bool:
+    """Whether a field holds the settings of a variant, or None."""
+    kinds = get_args(field.annotation)
+    return type(None) in kinds and any(
+        isinstance(kind, type) and issubclass(kind, Settings) for kind in kinds
+    )
 
 
 class ModelConfig(CoreConfig):
@@ -119,6 +133,22 @@ class ModelConfig(CoreConfig):
         None, description="recurrence: compress the states that leave the memory"
     )
     recurrence: Recurrence | None = Field(None, description="decoder: segment recurrence")
+    linear_path: LinearPath | None = Field(
+        None, description="classes of texts: a linear model on n-grams that is fitted first"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_switches(cls, values: Any) -> Any:
+        """`true` is a group with its defaults, and `false` is none."""
+        if not isinstance(values, dict):
+            return values
+        switches: dict[bool, dict[str, Any] | None] = {True: {}, False: None}
+        groups = {name for name, field in cls.model_fields.items() if _is_optional_group(field)}
+        return {
+            name: switches[value] if name in groups and isinstance(value, bool) else value
+            for name, value in values.items()
+        }
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,0 +1,167 @@
+"""A linear model on counted features whose logits are added to those of a text.
+
+    logits = head(h) + s · (Σ_k x_k W_k + b)
+
+x_k are the features of block k: n-grams of words, n-grams of characters, or numbers that are given.
+Counts c of n-grams become TF-IDF of length 1, x = c · idf / ‖c · idf‖, in each block for itself.
+W, b and idf are fitted before training and stay as they are; the scale s is learned. N-grams that
+the training texts lack have idf 0. Shapes: B rows, K blocks, F features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trifold.nn.config import CoreConfig
+from trifold.nn.formulas import FormulaRow
+from trifold.nn.inputs import Features
+from trifold.nn.parts import AnyConfig, FeatureColumns, LogitsPart, used_group
+from trifold.nn.problems import Problems
+from trifold.settings import Conflict, Settings
+
+MOST_BUCKETS = 10_000_000
+
+
+class LinearPath(Settings):
+    """A linear model on features of the text, whose logits are added."""
+
+    words: int = Field(2**16, ge=0, le=MOST_BUCKETS, description="buckets of words and word pairs")
+    characters: int = Field(
+        2**16, ge=0, le=MOST_BUCKETS, description="buckets of 2 to 5 characters of a word"
+    )
+    given: int = Field(0, ge=0, le=MOST_BUCKETS, description="numbers that are used as they are")
+
+    @property
+    def ngrams(self) -> int:
+        """The columns of n-grams, which come first."""
+        return self.words + self.characters
+
+    @property
+    def columns(self) -> int:
+        """F."""
+        return self.ngrams + self.given
+
+    @property
+    def counted_blocks(self) -> int:
+        """The blocks of n-grams."""
+        return (self.words > 0) + (self.characters > 0)
+
+    @property
+    def blocks(self) -> int:
+        """K: those of n-grams, and then the given numbers; blocks without columns do not count."""
+        return self.counted_blocks + (self.given > 0)
+
+
+class LinearLogits(nn.Module):
+    """s · (x W + b): weight (F, C), bias (C,), idf of the n-grams, and the scale s (1,)."""
+
+    def __init__(self, settings: LinearPath, classes: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.weight = _fixed(settings.columns, classes)
+        self.bias = _fixed(classes)
+        self.idf = _fixed(settings.ngrams)
+        self.scale = nn.Parameter(torch.empty(1))
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """A path that adds nothing until it is fitted."""
+        for parameter in (self.weight, self.bias, self.idf):
+            parameter.zero_()
+        self.scale.fill_(1.0)
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, C)."""
+        if features.logits is not None:
+            return self.scale * features.logits.to(self.scale)
+        return self.scale * self.logits(features)
+
+    def logits(self, features: Features) -> Tensor:
+        """x W + b (B, C), in float32 or float64."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        blocks = self.settings.blocks
+        values, ids, starts = features.values.to(wide), features.ids, features.starts[:-1]
+        if self.settings.ngrams:
+            values = self._weighted(values, ids)
+        sums = F.embedding_bag(
+            ids, self.weight.to(wide), starts, mode="sum", per_sample_weights=values
+        ).view(-1, blocks, self.bias.shape[0])
+        if self.settings.ngrams:
+            sums = sums / self._lengths(values, starts).view(-1, blocks, 1)
+        return sums.sum(1) + self.bias.to(wide)
+
+    def _weighted(self, values: Tensor, ids: Tensor) -> Tensor:
+        """The values (N,) of n-grams times their idf; given numbers stay."""
+        idf = self.idf.to(values.dtype)
+        if not self.settings.given:
+            return values * idf[ids]
+        return values * F.pad(idf, (0, self.settings.given), value=1.0)[ids]
+
+    def _lengths(self, values: Tensor, starts: Tensor) -> Tensor:
+        """(B·K,) the length of the vector of each block; 1 where it is 0, and of given numbers."""
+        places = torch.arange(len(values), device=values.device)
+        squares = F.embedding_bag(places, (values * values)[:, None], starts, mode="sum")
+        lengths = squares.view(-1, self.settings.blocks).sqrt()
+        lengths = lengths.where(lengths > 0, 1.0)
+        if self.settings.given:
+            lengths[:, -1] = 1.0
+        return lengths
+
+
+def _fixed(*shape: int) -> nn.Parameter:
+    """A parameter that is not trained."""
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+class LinearPathPart(LogitsPart):
+    """Logits of a linear model on n-grams or given numbers."""
+
+    key = "linear_path"
+
+    def new(self, config: CoreConfig) -> nn.Module:
+        return LinearLogits(_settings(config), config.n_labels)
+
+    def columns(self, config: CoreConfig) -> FeatureColumns:
+        settings = _settings(config)
+        return FeatureColumns(settings.words, settings.characters, settings.given)
+
+    def with_columns(self, config: AnyConfig, columns: FeatureColumns) -> AnyConfig:
+        settings = LinearPath(**columns._asdict()) if any(columns) else None
+        return config.model_copy(update={self.key: settings})
+
+    def parameters(self, config: CoreConfig) -> Iterator[FormulaRow]:
+        settings = _settings(config)
+        letters = {"N": settings.columns, "n": settings.ngrams}
+        yield FormulaRow("linear path", "N·C + C + n + 1", letters)
+
+    def problems(self, config: CoreConfig) -> Problems:
+        """It needs columns, and classes of texts."""
+        ways = {self.key: None}
+        if not _settings(config).columns:
+            yield Conflict("linear_path has no columns", ways)
+        if "sequence" not in config.chosen_heads:
+            yield Conflict("linear_path needs sequence in heads", ways)
+        if config.n_patches:
+            yield Conflict("linear_path reads texts, and the model reads images", ways)
+
+    def phrase(self, config: CoreConfig) -> str:
+        settings = _settings(config)
+        sizes = {
+            "buckets of words and pairs of words": settings.words,
+            "buckets of characters": settings.characters,
+            "given numbers": settings.given,
+        }
+        listed = " and ".join(f"{size:,} {name}" for name, size in sizes.items() if size)
+        return f"logits of a linear model are added: {listed}"
+
+
+def _settings(config: CoreConfig) -> LinearPath:
+    return used_group(config, "linear_path", LinearPath)
+
+
+PARTS = (LinearPathPart(),)

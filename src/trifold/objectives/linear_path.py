@@ -1,0 +1,209 @@
+"""The linear path of a classifier, which is fitted before its Transformer is trained.
+
+The Transformer learns what the path lacks, so training rows carry logits of paths that were fitted
+without them (`Fitted.logits`): five parts of the rows, each predicted by a fit on the other four.
+Those of the path that has seen them would be too good, and nothing would be left to learn. All
+other rows carry their features. The fit is a function of the rows; nothing is random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trifold.linear.hashed import SparseRows, hashed_ngrams
+from trifold.linear.logistic import LinearModel, fit_classes, fit_labels
+from trifold.linear.matrix import FeatureMatrix, sparse
+from trifold.linear.ridge import fit_ridge
+from trifold.nn import ModelConfig, Transformer
+from trifold.nn.config import MULTI, REGRESSION
+from trifold.nn.inputs import Features
+from trifold.nn.parts import FeatureColumns, LogitsPart, part_of
+from trifold.predict.text_features import text_features
+from trifold.text.spans import Ids
+
+STRENGTH = 3.0  # C of logistic regression
+RIDGE = 1.0  # of the squared weights, for standardized numbers
+PARTS = 5  # of the training rows
+MOST_FEATURES = 2**24  # of the rows that a path is fitted on, so that it takes seconds
+MOST_WEIGHTS = 2**24
+CHUNK = 10_000  # rows whose features are in memory at once
+SMALLEST_WEIGHT = 1e-4  # of a class, whose logarithm is finite
+
+
+@dataclass(frozen=True)
+class PathRows:
+    """What the path reads of N rows: their texts, or the logits (N, C) that it has for them."""
+
+    texts: Sequence[str]
+    logits: NDArray[np.float32] | None = None
+
+    def features(self, config: ModelConfig, rows: Ids) -> Features | None:
+        """The features of some of the rows."""
+        if self.logits is not None:
+            return Features.known(torch.from_numpy(self.logits[rows]))
+        return text_features(config, [self.texts[row] for row in rows.tolist()])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted path: weights (F, C), bias (C,), idf (F,). logits (N, C): of the training rows, by
+    fits without them. rows: the number of rows that it is fitted on.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    idf: Tensor
+    logits: NDArray[np.float32]
+    rows: int
+
+    @torch.no_grad()
+    def copy_to(self, model: Transformer) -> None:
+        """Begin training with the path alone: the last layer for the states of the Transformer is
+        0.
+        """
+        head: Any = model.heads["sequence"]
+        path = head.path
+        for name in ("weight", "bias", "idf"):
+            getattr(path, name).copy_(getattr(self, name))
+        path.scale.fill_(1.0)
+        head.out_proj.weight.zero_()
+        if head.out_proj.bias is not None:
+            head.out_proj.bias.zero_()
+
+
+def path_columns(config: ModelConfig) -> FeatureColumns:
+    """The features that the path of a model reads; none without a path."""
+    return part_of(LogitsPart, config).columns(config)
+
+
+def has_path(config: ModelConfig) -> bool:
+    """Whether a model has a linear path."""
+    return any(path_columns(config))
+
+
+def without_path(config: ModelConfig) -> ModelConfig:
+    """The config without a linear path."""
+    return part_of(LogitsPart, config).with_columns(config, FeatureColumns())
+
+
+def with_fitting_path(config: ModelConfig) -> ModelConfig:
+    """The config with fewer buckets of the path if there are very many classes."""
+    most = 1 << (MOST_WEIGHTS // (2 * config.n_labels)).bit_length() - 1
+    columns = FeatureColumns(*(min(most, size) for size in path_columns(config)))
+    return part_of(LogitsPart, config).with_columns(config, columns)
+
+
+def fit_path(
+    config: ModelConfig,
+    texts: Sequence[str],
+    labels: NDArray[Any],
+    class_weights: Tensor | None = None,
+) -> Fitted:
+    """The path of training rows. labels: classes (N,), any number of labels (N, C), or numbers.
+
+    class_weights (C,): factors of the loss by class, which shift the logits.
+    """
+    path = path_columns(config)
+    problem = _Problem(config, class_weights)
+    chosen = _chosen_rows(texts)
+    counted = hashed_ngrams([texts[row] for row in chosen.tolist()], path.words, path.characters)
+    idf = _idf(counted, path, len(chosen))
+    features = _matrix(counted, path, idf, len(chosen))
+    fitted = problem.fit(features, labels[chosen])
+    of_rows = np.zeros((len(texts), config.n_labels), np.float32)
+    part_of_row = np.arange(len(chosen)) % PARTS
+    for part in range(PARTS):
+        inside = np.flatnonzero(part_of_row == part)
+        outside = np.flatnonzero(part_of_row != part)
+        model = fitted
+        if len(outside):
+            model = problem.fit(_rows_of(counted, path, idf, outside), labels[chosen[outside]])
+        if len(inside):
+            logits = model.logits(_rows_of(counted, path, idf, inside))
+            of_rows[chosen[inside]] = logits.float().numpy()
+    others = np.setdiff1d(np.arange(len(texts)), chosen)
+    for start in range(0, len(others), CHUNK):
+        rows = others[start : start + CHUNK]
+        found = hashed_ngrams([texts[row] for row in rows.tolist()], path.words, path.characters)
+        of_rows[rows] = fitted.logits(_matrix(found, path, idf, len(rows))).float().numpy()
+    return Fitted(
+        fitted.weights.float(),
+        fitted.bias.float(),
+        torch.from_numpy(idf.astype(np.float32)),
+        of_rows,
+        len(chosen),
+    )
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What the logits of a model mean, and how weights for them are found."""
+
+    config: ModelConfig
+    class_weights: Tensor | None
+
+    def fit(self, features: FeatureMatrix, labels: NDArray[Any]) -> LinearModel:
+        """The linear model of rows."""
+        config = self.config
+        targets = torch.from_numpy(labels)
+        if config.problem_type == REGRESSION:
+            return fit_ridge(features, targets, RIDGE)
+        if config.problem_type == MULTI:
+            return fit_labels(features, targets, STRENGTH)
+        model = fit_classes(features, targets, config.n_labels, STRENGTH)
+        weights, bias = (each[..., : config.n_labels] for each in (model.weights, model.bias))
+        if self.class_weights is not None:
+            bias = bias + self.class_weights.clamp_min(SMALLEST_WEIGHT).log().to(bias)
+        return LinearModel(weights, bias)
+
+
+def _chosen_rows(texts: Sequence[str]) -> Ids:
+    """The rows that a path is fitted on: all, or as many from all parts of the data as have the
+    most features.
+    """
+    some = [*texts[:: max(1, len(texts) // 200)]]
+    mean = sum(map(len, some)) / max(1, len(some))
+    most = int(MOST_FEATURES / max(1.0, 4 * mean))  # at most 4 n-grams begin at a character
+    if len(texts) <= most:
+        return np.arange(len(texts))
+    return np.linspace(0, len(texts) - 1, max(most, 1)).astype(np.int64)
+
+
+def _idf(counted: SparseRows, path: FeatureColumns, rows: int) -> NDArray[np.float64]:
+    """(F,) ln((1 + N) / (1 + df)) + 1; 0 in buckets without n-grams."""
+    frequencies = np.bincount(counted.ids, minlength=path.words + path.characters)
+    return np.where(frequencies > 0, np.log((1 + rows) / (1 + frequencies)) + 1, 0.0)
+
+
+def _rows_of(
+    counted: SparseRows, path: FeatureColumns, idf: NDArray[np.float64], rows: Ids
+) -> FeatureMatrix:
+    """The features of some of the counted rows."""
+    blocks = (path.words > 0) + (path.characters > 0)
+    places = (rows[:, None] * blocks + np.arange(blocks)).ravel()
+    sizes = np.diff(counted.starts)[places]
+    ends = np.cumsum(sizes)
+    offsets = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+    chosen = np.repeat(counted.starts[:-1][places], sizes) + offsets
+    part = SparseRows(counted.ids[chosen], counted.values[chosen], np.concatenate([[0], ends]))
+    return _matrix(part, path, idf, len(rows))
+
+
+def _matrix(
+    counted: SparseRows, path: FeatureColumns, idf: NDArray[np.float64], rows: int
+) -> FeatureMatrix:
+    """TF-IDF (N, F) of counts, in float32."""
+    blocks = (path.words > 0) + (path.characters > 0)
+    places = np.repeat(np.arange(rows * blocks), np.diff(counted.starts))
+    values = counted.values * idf[counted.ids]
+    lengths = np.sqrt(np.bincount(places, values**2, minlength=rows * blocks))
+    values = values / np.where(lengths > 0, lengths, 1.0)[places]
+    shape = rows, path.words + path.characters
+    return sparse(places // blocks, counted.ids, values.astype(np.float32), shape)
