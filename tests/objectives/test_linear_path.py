@@ -205,9 +205,9 @@ def test_training_evaluation_and_prediction_agree(tmp_path, kind):
     parts = outcome.comparison.parts
     assert [*parts] == ["its linear path alone", "its Transformer alone"]
     key = outcome.comparison.score
-    assert validations[0][f"valid/{key}"] == pytest.approx(
-        parts["its linear path alone"][key], abs=1e-6
-    )
+    if kind != "several":  # whose thresholds are chosen for the sum
+        alone = parts["its linear path alone"][key]
+        assert validations[0][f"valid/{key}"] == pytest.approx(alone, abs=1e-6)
     assert outcome.scores[key] >= validations[0][f"valid/{key}"]
     assert "its linear path alone: " in outcome.comparison.lines()[0]
     model = trifold.load(tmp_path / "run")
