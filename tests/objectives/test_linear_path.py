@@ -221,6 +221,10 @@ def test_training_evaluation_and_prediction_agree(tmp_path, kind):
     for one, many in zip(alone, together, strict=False):
         assert [each.label for each in one] == [each.label for each in many]
         np.testing.assert_allclose([x.score for x in one], [x.score for x in many], atol=1e-4)
+    trace = model.trace(texts[0])
+    traced = dict(zip(model.config.labels, trace.probabilities(trace.logits), strict=True))
+    for label, score in together[0]:
+        assert float(traced[label]) == pytest.approx(score, abs=1e-4)
     if kind in ("classes", "chinese"):
         correct = sum(found[0].label == row[1] for found, row in zip(together, rows, strict=True))
         assert outcome.scores["accuracy"] == pytest.approx(100 * correct / len(rows))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,6 +14,7 @@ from trifold.generate.stopping import Hypothesis
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.fill_mask import check_mask
 from trifold.predict.model_reader import ModelReader
+from trifold.predict.text_features import text_features
 from trifold.settings import nearest
 from trifold.text import Tokenizer
 from trifold.text.prompts import Prompt
@@ -114,6 +115,19 @@ def read_example(pipeline: TracedPipeline, text: Any, target: str | None = None)
         return _read_image(pipeline, text, target, class_label)
     if not isinstance(text, str):
         raise UsageError(f"text is {type(text).__name__}; give a string")
+    example = _read_text(pipeline, text, target, class_label)
+    features = text_features(config, [text])
+    if features is None:
+        return example
+    inputs = replace(example.inputs, features=features.to(pipeline.device))
+    return replace(example, inputs=inputs)
+
+
+def _read_text(
+    pipeline: TracedPipeline, text: str, target: str | None, class_label: int
+) -> Example:
+    """The tokens and labels of a text."""
+    config = pipeline.config
     if config.shape == "encoder":
         return _read_for_encoder(pipeline, text, target, class_label)
     ids, predicted = _read_for_decoder(pipeline, text, target)

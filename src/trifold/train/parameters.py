@@ -50,7 +50,8 @@ def add_adapters(model: Transformer, settings: LoRASettings, new: Collection[str
     SettingsError for no match.
     """
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.startswith("heads.") or name in new)
+        is_trained = name.startswith("heads.") or name in new
+        parameter.requires_grad_(is_trained and parameter.requires_grad)
     layers = _linear_layers(model)
     if settings.targets:
         targets = _select("train.lora.targets", settings.targets, layers)
