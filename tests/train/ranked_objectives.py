@@ -106,6 +106,9 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], str | None, dict[str, Any], dict[str
     "classify, decoder": (
         {"kind": "classify", "lm_loss": 0.5}, "labels.tsv", MASKS, DECODER | {"heads": ["sequence"], "classifier_input": "last"},
     ),
+    "classify, linear path": (
+        {"kind": "classify"}, "labels.tsv", MASKS, POOLED | {"linear_path": {"words": 64, "characters": 128}},
+    ),
     "tag": ({"kind": "tag"}, "tags.conll", MASKS, ENCODER | {"heads": ["token"]}),
     "answer": (
         {"kind": "answer", "max_length": 24, "stride": 3}, "answers.jsonl", MASKS, ENCODER | {"heads": ["span"]},
