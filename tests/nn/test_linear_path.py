@@ -9,8 +9,7 @@ from tests.models import randomize
 
 from trifold.costs import count_parameters
 from trifold.errors import CheckpointError, SettingsError
-from trifold.fast import disabled, enable
-from trifold.fast.one_state import head_output
+from trifold.fast.one_state import output_of_one_state, reads_one_state
 from trifold.hub import load_model, save_model
 from trifold.hub.convert import convert
 from trifold.nn import Inputs, ModelConfig, Transformer
@@ -108,13 +107,11 @@ def test_known_logits_take_the_place_of_features_and_only_the_scale_learns():
 def test_the_loop_for_one_state_adds_the_path():
     model = model_with(PATH, positions="learned", activation="gelu")
     inputs = inputs_of(TEXTS, text_features(model.config, TEXTS))
-    enable()
-    fast = head_output(model, inputs, "sequence")
-    with disabled():
-        torch.testing.assert_close(
-            fast, head_output(model, inputs, "sequence"), rtol=1e-4, atol=1e-5
-        )
-    assert not torch.equal(fast, head_output(model, inputs_of(TEXTS, None), "sequence"))
+    assert reads_one_state(model, inputs, "sequence")
+    fast = output_of_one_state(model, inputs, "sequence")
+    whole = model.head_outputs(inputs, heads=["sequence"])["sequence"]
+    torch.testing.assert_close(fast, whole, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(fast, output_of_one_state(model, inputs_of(TEXTS, None), "sequence"))
 
 
 def test_a_model_without_the_path_is_the_model_of_before():

@@ -31,7 +31,7 @@ from trifold.text.spans import Ids
 STRENGTH = 3.0  # C of logistic regression
 RIDGE = 1.0  # of the squared weights, for standardized numbers
 PARTS = 5  # of the training rows
-MOST_FEATURES = 2**24  # of the rows that a path is fitted on, so that it takes seconds
+MOST_FEATURES = 2**23  # of the rows that a path is fitted on, so that it takes seconds
 MOST_WEIGHTS = 2**24
 CHUNK = 10_000  # rows whose features are in memory at once
 SMALLEST_WEIGHT = 1e-4  # of a class, whose logarithm is finite
@@ -113,7 +113,7 @@ def fit_path(
     path = path_columns(config)
     problem = _Problem(config, class_weights)
     chosen = _chosen_rows(texts)
-    counted = hashed_ngrams([texts[row] for row in chosen.tolist()], path.words, path.characters)
+    counted = _count(texts, chosen, path)
     idf = _idf(counted, path, len(chosen))
     features = _matrix(counted, path, idf, len(chosen))
     fitted = problem.fit(features, labels[chosen])
@@ -174,6 +174,17 @@ def _chosen_rows(texts: Sequence[str]) -> Ids:
     if len(texts) <= most:
         return np.arange(len(texts))
     return np.linspace(0, len(texts) - 1, max(most, 1)).astype(np.int64)
+
+
+def _count(texts: Sequence[str], rows: Ids, path: FeatureColumns) -> SparseRows:
+    """The n-grams of some of the texts, counted in chunks, whose occurrences need much memory."""
+    chunks = []
+    for start in range(0, len(rows), CHUNK):
+        some = [texts[row] for row in rows[start : start + CHUNK].tolist()]
+        chunks.append(hashed_ngrams(some, path.words, path.characters))
+    sizes = np.concatenate([np.diff(chunk.starts) for chunk in chunks])
+    ids, values = (np.concatenate(each) for each in zip(*(c[:2] for c in chunks), strict=True))
+    return SparseRows(ids, values, np.cumsum([0, *sizes]))
 
 
 def _idf(counted: SparseRows, path: FeatureColumns, rows: int) -> NDArray[np.float64]:
