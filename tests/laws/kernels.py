@@ -37,6 +37,9 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
+    "short_attention": ("bfloat16",),
+    "_ShortAttention.forward": ("bfloat16",),
+    "_ShortAttention.backward": ("bfloat16",),
     "gelu": ("bfloat16",),
     "int8_feed_forward": ("bfloat16",),
     "quantize_rows": ("bfloat16",),
@@ -55,6 +58,8 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
 }
 # Kernels without a partner.
 MORE = ("sparse_attend", "packed_attention", "fused_attention", "concatenated_linears")
+# Modules whose kernels some processors cannot run.
+WITH_INSTRUCTIONS = ("encoder_layers", "short_attention")
 NO_KERNELS = {"supports_loops"}  # conditions that several kernels share
 
 
@@ -74,7 +79,7 @@ def kernels() -> tuple[list[Site], list[str]]:
     """Where kernels are called, and the names of all kernels with their precisions."""
     sites, expected = list[Site](), list[str]()
     for name, found in _found():
-        if name == "encoder_layers.encoder_layers" and not _has_instructions():
+        if name.split(".")[0] in WITH_INSTRUCTIONS and not _has_instructions():
             continue
         sites += found
         expected += [f"{name} {each}" for each in PRECISIONS.get(name.split(".", 1)[-1], TYPES)]
@@ -83,9 +88,8 @@ def kernels() -> tuple[list[Site], list[str]]:
 
 
 def _has_instructions() -> bool:
-    """Whether this processor can run the loops of encoders."""
-    from trifold.fast import compiled_block
-    from trifold.fast.encoder_layers import has_instructions
+    """Whether this processor can run the loops on lanes."""
+    from trifold.fast import compiled_block, has_instructions
 
     return compiled_block() is not None and has_instructions()
 

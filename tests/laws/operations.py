@@ -41,6 +41,8 @@ THRESHOLDS: dict[str, Any] = {
 KEPT: dict[str, str] = {
     "attention.MAX_PACKED_FLOAT32_SCORES": "up to which a kernel runs",
     "attention.MAX_PACKED_SCORES": "up to which a kernel runs",
+    "attention_loops.LOG2_E": "not a threshold",
+    "attention_loops.VECTOR": "a size of the processor",
     "block_loops.ADDRESSES": "not a threshold",
     "block_loops.CHUNK_ROWS": "compiled; laws have more rows",
     "block_loops.COLUMNS": "compiled; laws have more columns",
@@ -68,6 +70,8 @@ KEPT: dict[str, str] = {
     "openmp.MAX_PAUSE": "time",
     "openmp.SAMPLE_SECONDS": "time",
     "openmp.STALL_SECONDS": "time",
+    "short_attention.MAX_LENGTH": "up to which a kernel runs",
+    "short_attention.WORDS": "a size of the processor",
     "smoothing.COLUMNS": "size of a sample",
     "smoothing.ROWS": "size of a sample",
     "smoothing.SMALLEST": "not a threshold",

@@ -6,7 +6,8 @@ plain definition. Some are compiled by Numba, which is optional: without it, the
 run.
 
 Training, to be read in this order: `loops` and `matmul`, then what calls them: `layers`,
-`attention` and `cross_entropy`; `int8_training`; and `sparse`, which needs no compiled code.
+`attention` with `short_attention`, whose code is in `attention_loops`, and `cross_entropy`;
+`int8_training`; and `sparse`, which needs no compiled code.
 Decoding steps: `instruction`, the format; `compiled_decoder`, which translates a stack, with
 `beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
 `thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
@@ -80,11 +81,29 @@ def _compiled(name: str) -> Any:
         return None
 
 
-# The modules of training loops, of loops for blocks of encoders, and of what executes decoding
-# steps; None if Numba is not installed.
+# The modules of training loops, of attention of short rows, of loops for blocks of encoders, and of
+# what executes decoding steps; None if Numba is not installed.
 compiled_loops = partial(_compiled, "loops")
+compiled_attention = partial(_compiled, "attention_loops")
 compiled_block = partial(_compiled, "block_loops")
 compiled_interpreter = partial(_compiled, "machine_code")
+
+
+@cache
+def has_instructions() -> bool:
+    """Whether this processor has the instructions of `lanes`, and no unit for matrices, with which
+    the library of PyTorch is faster.
+    """
+    import llvmlite.binding as llvm
+
+    from trifold.fast.lanes import FEATURES
+
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:  # unknown to LLVM
+        return False
+    has_all = all(features.get(name, False) for name in FEATURES)
+    return has_all and not features.get("amx-tile", False)
 
 
 @cache

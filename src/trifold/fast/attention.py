@@ -3,7 +3,8 @@
 sparse_attend      long texts of which a query reads few keys: blocks of queries, each with its keys
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
-packed_attention   packed rows on a CPU: matmuls over all rows at once, compiled loops between
+packed_attention   packed rows on a CPU: matmuls over all rows at once, compiled loops between;
+                   short ones in bf16: one compiled function
 plain_attend       if hook points are watched, weights are dropped, scores are capped, there are
                    sinks, or the bias is trained
 """
@@ -25,6 +26,7 @@ from trifold.fast import (
 )
 from trifold.fast.instruction import ATTENTION
 from trifold.fast.layers import concatenated_linears
+from trifold.fast.short_attention import short_attention, supports_short_attention
 from trifold.fast.sparse import sparse_attend, supports_sparse_attend
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.attention import Attention, AttentionInputs, AttentionLayer
@@ -251,6 +253,8 @@ def packed_attention(
     Causal queries are divided into blocks of about QUERY_BLOCK, each multiplied with the keys up to
     its end only: with 128, 256 and 512 tokens, 25, 38 and 44 % of the scores are not computed.
     """
+    if supports_short_attention(q, queries, keys, width):
+        return short_attention(q, kv, queries, keys, width, causal=causal)
     return _PackedAttention.apply(q, kv, queries, keys, width, causal)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -8,7 +8,6 @@ which the threads of `trifold predict` share. Everything else takes the operatio
 from __future__ import annotations
 
 import threading
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trifold.fast import as_array, compiled_block, is_autocast, is_eager_cpu
+from trifold.fast import as_array, compiled_block, has_instructions, is_autocast, is_eager_cpu
 from trifold.fast.attention import is_plain
 from trifold.fast.instruction import ACTIVATIONS
 from trifold.fast.int8 import Int8Weight
@@ -165,23 +164,6 @@ def _norms(block: Any) -> list[LayerNorm]:
     residuals = (block.self_attention, block.feed_forward)
     is_pre = _placement(block) == "pre"
     return [residual.enter if is_pre else residual.after for residual in residuals]
-
-
-@cache
-def has_instructions() -> bool:
-    """Whether this processor has the instructions of `lanes`, and no unit for matrices, with which
-    the library of PyTorch is faster.
-    """
-    import llvmlite.binding as llvm
-
-    from trifold.fast.lanes import FEATURES
-
-    try:
-        features = llvm.get_host_cpu_features()
-    except RuntimeError:  # unknown to LLVM
-        return False
-    has_all = all(features.get(name, False) for name in FEATURES)
-    return has_all and not features.get("amx-tile", False)
 
 
 # --- weights --------------------------------------------------------------------------------------

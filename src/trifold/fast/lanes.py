@@ -161,6 +161,12 @@ def load(typing: Any, array: Any, address: Any) -> Any:
     return lanes(array, types.int64), generate
 
 
+def _rounded(builder: Any, x: Any) -> Any:
+    """16 bf16, in a register of half the size."""
+    half = ir.VectorType(_INT32, LANES // 2)
+    return _assembly(builder, "vcvtneps2bf16 $1, $0", "=v,v", half, x)
+
+
 @intrinsic
 def store(typing: Any, array: Any, address: Any, x: Any) -> Any:
     """Store x at an address in the type of an array, bf16 rounded to nearest, ties to even."""
@@ -168,8 +174,7 @@ def store(typing: Any, array: Any, address: Any, x: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, place, value = values
         if array.dtype == types.uint16:
-            half = ir.VectorType(_INT32, LANES // 2)
-            value = _assembly(builder, "vcvtneps2bf16 $1, $0", "=v,v", half, value)
+            value = _rounded(builder, value)
         _store(builder, value, place)
         return context.get_dummy_value()
 
@@ -180,6 +185,12 @@ def store(typing: Any, array: Any, address: Any, x: Any) -> Any:
 def store_float(builder: Any, address: Any, x: Any) -> None:
     """x as 16 fp32."""
     _store(builder, x, address)
+
+
+@_operation(types.void, types.int64, lanes)
+def store_bfloat16(builder: Any, address: Any, x: Any) -> None:
+    """x as 16 bf16."""
+    _store(builder, _rounded(builder, x), address)
 
 
 @_operation(types.void, types.int64, lanes)
@@ -196,6 +207,27 @@ def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
     """Two times 16 numbers of 16 bits in memory, in turn."""
     low, high = (builder.zext(_load(builder, each, _HALVES), _WORDS) for each in (first, second))
     _store(builder, builder.or_(low, builder.shl(high, _constant(_WORDS, 16))), address)
+
+
+@_operation(types.void, types.int64, types.int64, types.int64)
+def transpose(builder: Any, source: Any, stride: Any, target: Any) -> None:
+    """16 rows of 16 words, `stride` bytes apart -> their columns, one after the other.
+
+    Each of four steps interleaves the words of rows 0 and 8, 1 and 9, …: it rotates the bits of row
+    and column.
+    """
+    numbers = [ir.Constant(_INT64, row) for row in range(LANES)]
+    places = [builder.add(source, builder.mul(stride, each)) for each in numbers]
+    rows = [_load(builder, each, _WORDS) for each in places]
+    halves = [
+        ir.Constant(_WORDS, [first + lane // 2 + LANES * (lane % 2) for lane in range(LANES)])
+        for first in (0, LANES // 2)
+    ]
+    for _ in range(4):
+        pairs = zip(rows[: LANES // 2], rows[LANES // 2 :], strict=True)
+        rows = [builder.shuffle_vector(a, b, half) for a, b in pairs for half in halves]
+    for number, row in enumerate(rows):
+        _store(builder, row, builder.add(target, ir.Constant(_INT64, 4 * LANES * number)))
 
 
 @_operation(lanes, lanes, lanes, lanes)
@@ -433,16 +465,18 @@ def _add_products(kind: Any, builder: Any, total: Any, a: Any, b: Any) -> Any:
     return _assembly(builder, f"{name} $3, $2, $0", "=v,0,v,v", total.type, total, a, b)
 
 
-def new_tile(rows: int, vectors: int, *, together: bool = False) -> Any:
+def new_tile(rows: int, vectors: int, *, together: bool = False, transposed: bool = False) -> Any:
     """A function tile(array, a, a_stride, b, b_stride, words, out, out_stride): `rows` rows at the
     address a, each of so many words, times b -> out (rows, 16 · vectors) of 32 bits. Strides are in
     bytes.
 
     b has for each word of a row 16 words, one for each of 16 columns; the next 16 columns are
     b_stride away. together: the words of all columns follow each other, and b_stride is not read;
-    that leaves registers for the addresses of more rows. The array has the type of a: fp32, bf16
-    (uint16), or unsigned bytes, which are multiplied with signed ones in b. The sums stay in
-    registers.
+    that leaves registers for the addresses of more rows. transposed: the first words of all rows
+    of a follow each other, and a_stride is the distance to their second words.
+
+    The array has the type of a: fp32, bf16 (uint16), or unsigned bytes, which are multiplied with
+    signed ones in b. The sums stay in registers.
     """
     step = 4 * LANES
     word_stride = step * vectors if together else step
@@ -453,7 +487,9 @@ def new_tile(rows: int, vectors: int, *, together: bool = False) -> Any:
         total_kind = _WORDS if kind == types.uint8 else _FLOATS
         zero = _constant(total_kind, 0 if kind == types.uint8 else 0.0)
         number = [ir.Constant(_INT64, row) for row in range(rows)]
-        starts = [builder.add(a, builder.mul(a_stride, each)) for each in number]
+        four = ir.Constant(_INT64, 4)
+        row_stride, a_word_stride = (four, a_stride) if transposed else (a_stride, four)
+        starts = [builder.add(a, builder.mul(row_stride, each)) for each in number]
         if together:
             b_stride = ir.Constant(_INT64, step)
         before = builder.block
@@ -464,7 +500,7 @@ def new_tile(rows: int, vectors: int, *, together: bool = False) -> Any:
         word = builder.phi(_INT64)
         word.add_incoming(ir.Constant(_INT64, 0), before)
         totals = [builder.phi(total_kind) for _ in range(rows * vectors)]
-        offset = builder.mul(word, ir.Constant(_INT64, 4))
+        offset = builder.mul(word, a_word_stride)
         start = builder.add(b, builder.mul(word, ir.Constant(_INT64, word_stride)))
         places = [builder.add(start, builder.mul(b_stride, each)) for each in number[:vectors]]
         columns = [_load(builder, each, _WORDS) for each in places]
