@@ -111,7 +111,7 @@ def _rounded(length: int) -> int:
 
 
 @function
-def _longest(starts: Any) -> int:
+def _longest(starts: Any) -> Any:
     """L of the longest row."""
     longest = 1
     for row in range(starts.shape[0] - 1):
