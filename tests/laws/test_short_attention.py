@@ -137,7 +137,7 @@ def test_a_row_does_not_depend_on_others(kind: str, operations: str) -> None:
 @kinds
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_values_stay_in_their_row(kind: str, bad: float, operations: str) -> None:
-    case = Case(kind, 32, [(5, 6), (9, 3), (6, 7)])
+    case = Case(kind, 32, [(5, 6), (9, 3), (7, 7)])  # odd: a pair of queries has one
     states = case.packed[-1]
     place = slice(*case.keys.starts[1:3].tolist())
     states[place.start + 1, -1] = bad  # a value
