@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from trifold.batches import BatchSettings
 from trifold.generation_config import GenerationConfig
@@ -57,8 +56,7 @@ class Evaluation(NamedTuple):
     resampled: computes the scores of some of the examples; None if there are too few of them.
     loss: in nats per token, without smoothing. value: what `best_by` names; larger is better.
     balance: of a classifier. shift (C,): what the biases of the classes gain by thresholds that are
-    chosen on these rows; shift_words: in words. columns: the statistics that are arrays with a row
-    for each example, in the order of the examples. parts: scores of parts of the model alone.
+    chosen on these rows; shift_words: in words. parts: scores of parts of the model alone.
     """
 
     scores: dict[str, float]
@@ -71,7 +69,6 @@ class Evaluation(NamedTuple):
     balance: Balance | None = None
     shift: Any = None
     shift_words: str = ""
-    columns: Mapping[str, NDArray[Any]] = MappingProxyType({})
     parts: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 
 

@@ -455,32 +455,28 @@ class Objective(ABC):
         loss = sums["nll"] / max(sums["tokens"], 1)
         sums["loss"] = loss
         evaluation = self.compute_scores(EvalRun(model, rows, examples, context, sums))
-        rows = np.concatenate(sums["rows"])
-        evaluation = evaluation._replace(columns=_rows_of(batches, rows))
         if evaluation.resampled is None:
-            resampled = self._resampled(batches, evaluation.columns, len(rows))
-            evaluation = evaluation._replace(resampled=resampled)
+            evaluation = evaluation._replace(
+                resampled=self._resampled(batches, np.concatenate(sums["rows"]))
+            )
         best_by = self.settings.best_by
         if best_by == "loss":
             return evaluation._replace(loss=loss, value=-loss)
         return evaluation._replace(loss=loss, value=evaluation.scores[best_by])
 
-    def _resampled(
-        self,
-        batches: Sequence[Mapping[str, Any]],
-        columns: Mapping[str, NDArray[Any]],
-        examples: int,
-    ) -> Resampled | None:
+    def _resampled(self, batches: Sequence[Mapping[str, Any]], rows: Ids) -> Resampled | None:
         """The scores of some of the examples, if `measure` returns a row for each; otherwise of
-        some of the batches, if there are enough. batches: the statistics of each; columns: the
-        rows that `measure` returns.
+        some of the batches, if there are enough. batches: the statistics of each; rows: the numbers
+        of the examples of all.
         """
+        examples = len(rows)
+        columns = _rows_of(batches, rows)
         if columns:
 
             def of_rows(rows: Ids) -> Mapping[str, float]:
                 return self.scores_of_sums({name: [x[rows]] for name, x in columns.items()})
 
-            return Resampled(of_rows, examples, self.row_name)
+            return Resampled(of_rows, examples, self.row_name, columns)
         if len(batches) < FEWEST_BATCHES:
             return None
         numbers = [

@@ -42,11 +42,14 @@ MANY_EXAMPLES = 10_000
 
 @dataclass(frozen=True)
 class Resampled:
-    """Scores that can be computed on some of `examples`, which `noun` names."""
+    """Scores that can be computed on some of `examples`, which `noun` names. columns: what they are
+    computed from, if that is arrays with a row for each example.
+    """
 
     scorer: Scorer = field(compare=False)
     examples: int
     noun: str
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict, compare=False)
 
 
 def default_samples(examples: int, *, is_cheap: bool = True) -> int:

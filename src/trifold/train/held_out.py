@@ -55,7 +55,9 @@ class HeldOut:
         cls, step: int, objective: Any, rows: Any, result: Evaluation, baselines: MeasuredBaselines
     ) -> HeldOut:
         """The validation of a step on rows."""
-        labels, logits = (result.columns[name] for name in COLUMNS)
+        assert result.resampled is not None, "the scores are those of rows"
+        columns = result.resampled.columns
+        labels, logits = (columns[name] for name in COLUMNS)
         kept = {*COLUMNS, *DERIVED}
         both = zip(baselines.fitted, baselines.predictions, strict=True)
         return cls(
@@ -68,7 +70,7 @@ class HeldOut:
             np.array(rows.lines, dtype=np.int64),
             labels,
             logits,
-            {name: column for name, column in result.columns.items() if name not in kept},
+            {name: column for name, column in columns.items() if name not in kept},
             {type(baseline).__name__: outputs for baseline, outputs in both},
         )
 
