@@ -22,6 +22,7 @@ from trifold.cli.runs import describe_run, find_runs
 from trifold.errors import DataError, SettingsError
 from trifold.folders import UntrustedPath
 from trifold.jsonfiles import iter_metrics
+from trifold.objectives.evaluation import PATH_LOGITS
 from trifold.recipe import load_recipe
 from trifold.train.fold_scores import Choice, JoinedFolds
 from trifold.train.held_out import HeldOut
@@ -134,6 +135,9 @@ def test_the_score_is_that_of_the_folds(finished):
     assert comparison.baselines[1].name == "a linear model on words"
     assert comparison.baselines[1].scores["accuracy"] == pytest.approx(100 * words / ROWS)
     assert comparison.model.intervals["accuracy"][0] < comparison.model.intervals["accuracy"][1]
+    of_path = sum((fold.parts[PATH_LOGITS].argmax(1) == fold.labels).sum() for fold in folds)
+    alone = comparison.parts["its linear path alone"]["accuracy"]
+    assert alone == pytest.approx(100 * of_path / ROWS)
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
     assert "Scores of all rows" in card and "held out of the training of one of 5 models" in card
     assert any("for all folds and the run on all rows" in line for line in lines)

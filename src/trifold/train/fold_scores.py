@@ -123,6 +123,7 @@ class JoinedFolds:
         """
         labels = self.labels()
         logits = np.concatenate([fold.logits for fold in self.folds])
+        parts = self._parts(task, labels, logits)
         shift = task.choose_shift({"labels": [labels], "logits": [logits]})
         if shift is not None:
             logits = logits + shift
@@ -135,7 +136,7 @@ class JoinedFolds:
             value=self.value,
             balance=self.balance,
             shift=shift,
-            parts=self._parts(task, labels, logits),
+            parts=parts,
         )
 
     def _parts(
