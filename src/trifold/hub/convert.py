@@ -105,7 +105,7 @@ def convert(
     source, config = parse_config(values, old / CONFIG)
     with (
         new_folder(new, overwrite=overwrite) as folder,
-        _weights(old, folder, merged, trust_pickle=trust_pickle) as weights,
+        open_weights(old, folder, merged, trust_pickle=trust_pickle) as weights,
     ):
         config, parameters = infer_config(source, config, weights, old / CONFIG)
         target = _target(source, config, values.get("family"), to, old)
@@ -139,7 +139,7 @@ def convert(
         )
         if (modules := read_modules(old)) is not None:
             write_modules(folder, modules, config.d_model, config.max_positions)
-        written = dtype or _most_common(shapes)
+        written = dtype or most_common(shapes)
         generation = read_generation_settings(folder_with(GENERATION, old), config, values)
         described = _describe(values, source, target)
         write_settings(folder, target, config, generation, written, described)
@@ -173,7 +173,7 @@ def _target(
 
 
 @contextmanager
-def _weights(
+def open_weights(
     old: UntrustedPath, new: Path, merged: Mapping[str, Tensor] | None, *, trust_pickle: bool
 ) -> Iterator[Mapping[str, Tensor]]:
     """The weights of a folder. merged: those of an adapter and its base, if it is one."""
@@ -204,7 +204,7 @@ def _cast(dtype: torch.dtype, name: str, tensor: Tensor) -> Tensor:
     return cast
 
 
-def _most_common(tensors: Mapping[str, Tensor]) -> torch.dtype:
+def most_common(tensors: Mapping[str, Tensor]) -> torch.dtype:
     """The precision of most numbers."""
     every = [*tensors.values()]
     kinds = dict.fromkeys(tensor.dtype for tensor in every)

@@ -108,7 +108,7 @@ def describe_misfit(config: ModelConfig, start: AnyPath | None = None) -> str:
     if {} in changes_for.values():  # a family that needs no change; None: it cannot be changed to
         return ""
     note = "transformers cannot load this model, which fits none of its families"
-    if nearest := _nearest(changes_for, start_family):
+    if nearest := fewest_changes(changes_for, start_family):
         return f"{note}; it fits {nearest}"
     return note
 
@@ -120,10 +120,12 @@ def nearest_family(config: ModelConfig) -> str:
     changes_for = {
         name: family.changes(config) for name, family in FAMILIES.items() if name != NATIVE
     }
-    return _nearest(changes_for, None)
+    return fewest_changes(changes_for)
 
 
-def _nearest(changes_for: Mapping[str, Mapping[str, Any] | None], start: str | None) -> str:
+def fewest_changes(
+    changes_for: Mapping[str, Mapping[str, Any] | None], start: str | None = None
+) -> str:
     """The family with the fewest changes, with them as arguments. start: the only one allowed."""
     possible = {
         name: changes for name, changes in changes_for.items() if changes and start in (None, name)

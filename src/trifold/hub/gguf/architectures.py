@@ -243,8 +243,7 @@ def _llama3_scaling(file: Metadata, divisors: Tensor, theta: float) -> Keys:
     along a line over 1 / wavelength.
     """
     values = divisors.double()
-    inverse = theta ** -(torch.arange(len(values), dtype=torch.float64) / len(values))
-    waves_per_token = inverse / (2 * math.pi)
+    waves_per_token = _waves_per_token(len(values), theta)
     factor = float(values.max())
     between = (values > 1.0001) & (values < factor * 0.9999)
     if factor > 1 and int(between.sum()) >= 2:
@@ -261,19 +260,24 @@ def _llama3_scaling(file: Metadata, divisors: Tensor, theta: float) -> Keys:
             "high_freq_factor": float(f"{high:.4g}"),
             "original_max_position_embeddings": original,
         }
-        if original > 0 and torch.allclose(
-            _llama3_divisors(waves_per_token, keys), values, rtol=1e-4
-        ):
+        expected = llama3_divisors(len(values), keys | {"rope_theta": theta})
+        if original > 0 and torch.allclose(expected.double(), values, rtol=1e-4):
             return keys
     raise file.error("rope_freqs.weight", "not the frequencies of LLaMA 3")
 
 
-def _llama3_divisors(waves_per_token: Tensor, keys: Keys) -> Tensor:
-    """The divisors that the keys stand for."""
-    low, high = keys["low_freq_factor"], keys["high_freq_factor"]
-    waves = waves_per_token * keys["original_max_position_embeddings"]
+def _waves_per_token(count: int, theta: float) -> Tensor:
+    """The frequencies of `count` pairs, in turns."""
+    inverse: Tensor = theta ** -(torch.arange(count, dtype=torch.float64) / count)
+    return inverse / (2 * math.pi)
+
+
+def llama3_divisors(count: int, rope: Keys) -> Tensor:
+    """The divisors of `count` frequencies that the keys of LLaMA 3's scaling stand for."""
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    waves = _waves_per_token(count, rope["rope_theta"]) * rope["original_max_position_embeddings"]
     share = ((waves - low) / (high - low)).clamp(0, 1)
-    return torch.reciprocal((1 - share) / keys["factor"] + share)
+    return torch.reciprocal((1 - share) / rope["factor"] + share).float()
 
 
 def _decoder(file: Metadata, keys: Keys) -> Keys:

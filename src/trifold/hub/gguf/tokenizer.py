@@ -25,6 +25,7 @@ NO_TOKENIZER = ("no_vocab", "none")
 # Types of tokens.
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
+_AS_BYTES: Document = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 _NAME = re.compile(r"[\w-]{1,60}", re.ASCII)
 # Role in tokenizer_config.json -> its key.
 ROLES = {
@@ -213,12 +214,6 @@ def _byte_level(vocabulary: _Vocabulary) -> Document:
     """Byte-level BPE, with merges in order, and a way to split texts."""
     file = vocabulary.file
     name = file.choice(f"{PREFIX}pre", PRE_TOKENIZERS, "default")
-    way = PRE_TOKENIZERS[name]
-    steps: list[Document] = [_split(pattern) for pattern in way]
-    as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    if way[-1] == GPT_2:  # which the library has built in
-        steps.pop()
-    steps.append(as_bytes | {"use_regex": way[-1] == GPT_2})
     key = f"{PREFIX}merges"
     merges = []
     for number, merge in enumerate(file.texts(key)):
@@ -228,11 +223,20 @@ def _byte_level(vocabulary: _Vocabulary) -> Document:
         merges.append([merge[:cut], merge[cut + 1 :]])
     return {
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "pre_tokenizer": splitter(PRE_TOKENIZERS[name]),
         "post_processor": _around(vocabulary, begins=name in WHOLE_WORDS, ends=False),
-        "decoder": as_bytes | {"use_regex": True},
+        "decoder": _AS_BYTES | {"use_regex": True},
         "model": _bpe(vocabulary.ids, merges) | {"ignore_merges": name in WHOLE_WORDS},
     }
+
+
+def splitter(way: tuple[str, ...]) -> Document:
+    """The pre-tokenizer that splits texts in a way of PRE_TOKENIZERS."""
+    steps: list[Document] = [_split(pattern) for pattern in way]
+    if way[-1] == GPT_2:  # which the library has built in
+        steps.pop()
+    steps.append(_AS_BYTES | {"use_regex": way[-1] == GPT_2})
+    return {"type": "Sequence", "pretokenizers": steps}
 
 
 def _split(pattern: str) -> Document:
