@@ -49,8 +49,11 @@ def tensor_types(
     matrices = {name: shape for name, shape in shapes.items() if _is_matrix(name, shape)}
     chosen |= dict.fromkeys(matrices, default)
     if weights == "q4_k_m":
-        chosen |= _with_more_bits([*matrices], sizes)
-    if TYPES[BY_NAME[default][0]].values is not None:
+        chosen |= _with_more_bits(matrices, sizes)
+    if BY_NAME[default][1].values is not None:
+        if sizes.experts == 8:  # beside which these are small
+            small = [name for name in matrices if name.endswith(("attn_k.weight", *_VALUES))]
+            chosen |= dict.fromkeys(small, "Q8_0")
         chosen |= {name: _fitting(chosen[name], shape) for name, shape in matrices.items()}
         output = _OUTPUT if _OUTPUT in shapes else _TABLE
         if output in matrices:
@@ -108,8 +111,6 @@ def _with_more_bits(names: Collection[str], sizes: Sizes) -> dict[str, str]:
         if _uses_more_bits(layer, sizes.layers):
             chosen[name] = "Q6_K"
     if sizes.experts == 8:
-        wide = [name for name in ordered if name.endswith(("attn_k.weight", *_VALUES))]
-        chosen |= dict.fromkeys(wide, "Q8_0")
         chosen |= {name: "Q5_K" for name in ordered if name.endswith("attn_output.weight")}
     return chosen
 
