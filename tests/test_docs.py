@@ -81,6 +81,7 @@ SHORTENED = {
     "trifold distill runs/demo": "train.steps=4",
     "trifold train transformer-xl": TINY,
     "trifold train masked data.train": TINY,
+    "trifold train causal data.train=sayings.txt data.valid=sayings.txt": TINY,
     "trifold train causal start_from=model.gguf": TINY.removeprefix("model.d_model=16 "),
     "trifold train masked start_from": TINY.removeprefix("model.d_model=16 "),
     "trifold study scaling.yaml": (

@@ -55,6 +55,22 @@ WRONG = {
     ),
     "no model": (["{tmp}/none", "{tmp}/new"], 1, "no such folder"),
     "invalid size": (["{run}", "{tmp}/new", "--shard-size", "big"], 2, "'big' is not a shard size"),
+    "weights of a folder": (
+        ["{run}", "{tmp}/new", "--weights", "q8_0"],
+        2,
+        "--weights: only GGUF files have it; name the new file NAME.gguf",
+    ),
+    "a precision of a GGUF file": (
+        ["{run}", "{tmp}/new.gguf", "--dtype", "bfloat16"],
+        2,
+        "--dtype: a GGUF file has none; leave it out, or give --weights",
+    ),
+    "unknown weights": (["{run}", "{tmp}/new.gguf", "--weights", "q3"], 2, "q4_k_m"),
+    "no form in GGUF files": (
+        ["{run}", "{tmp}/new.gguf"],
+        1,
+        "no architecture of GGUF files has all of its parts",
+    ),
     "unknown format": (["{run}", "{tmp}/new", "--to", "onnx"], 2, "hugging-face"),
     "unknown precision": (["{run}", "{tmp}/new", "--dtype", "int3"], 2, "bfloat16"),
     "untrusted pickles": (

@@ -20,7 +20,7 @@ EXAMPLES = (
     "trifold convert gpt2 gpt2-native --to native",
     "trifold convert EleutherAI/gpt-j-6b gpt-j --shard-size 2GB",
     "trifold convert old-folder new-folder --trust-pickle",
-    "trifold convert runs/demo demo.gguf --weights q8_0",
+    "trifold convert gpt2 gpt2.gguf --weights q8_0",
 )
 
 
@@ -48,8 +48,8 @@ def run(
     weights: Annotated[
         Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m"] | None,
         typer.Option(
-            help="Of a GGUF file: the type of matrices, of 32, 16, 16, 8.5, 4.5 or about 4.9 bits per "
-            "weight.",
+            help="Of a GGUF file: the type of matrices, of 32, 16, 16, 8.5, 4.5 or about 4.9 bits "
+            "per weight.",
             show_default="f16, bf16 or f32, as in OLD",
         ),
     ] = None,

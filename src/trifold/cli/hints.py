@@ -83,7 +83,8 @@ def _words_after(name: str, arguments: Sequence[str]) -> list[str]:
 
 
 _START = "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`"
-NOT_WRITTEN = "onnx gguf torchscript tflite ggml"  # formats
+NOT_WRITTEN = "onnx torchscript tflite"  # formats
+WITH_BLOCKS = "gguf ggml ollama llamacpp"
 
 
 class Meaning(NamedTuple):
@@ -156,6 +157,11 @@ MEANINGS = (
         "export import save cast quantize quantise shard merge safetensors",
         "to write a model in another format or precision: "
         "`trifold convert runs/demo demo-bf16 --dtype bfloat16`",
+    ),
+    Meaning(
+        WITH_BLOCKS,
+        "to write a GGUF file, for llama.cpp and Ollama: "
+        "`trifold convert runs/demo demo.gguf --weights q8_0`",
     ),
     Meaning(
         NOT_WRITTEN,
@@ -273,7 +279,8 @@ def answer_command(name: str, commands: Sequence[str], words: Sequence[str] = ()
     answer = _answer_command(name, commands)
     others = [word for word in words if not _is_model(word)]  # a model in GGUF is read
     formats = [part for word in others for part in re.split(r"\W+", word.lower())]
-    foreign = next((part for part in formats if part in NOT_WRITTEN.split()), None)
+    named = f"{NOT_WRITTEN} {WITH_BLOCKS}".split()
+    foreign = next((part for part in formats if part in named), None)
     if answer is not None and foreign is not None:  # export RUN model.onnx
         answer = _answer_command(foreign, commands)
     if answer is None or not words or not _is_model(words[0]):

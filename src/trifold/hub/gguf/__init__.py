@@ -1,5 +1,6 @@
 """Models in GGUF files, the format of llama.cpp.
 
 To be read in this order: `blocks`, `file_format`, `metadata`, `architectures`, `tensors`,
-`tokenizer`, `folder`.
+`tokenizer`, `folder`; then `quantize`, `mixtures`, `file_writer`, `model_keys`, `tokenizer_keys`,
+`modelfile` and `save`, which write files.
 """

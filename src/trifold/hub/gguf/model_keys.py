@@ -50,6 +50,8 @@ _SHARED: dict[str, str] = {
     "vocab_size": ".vocab_size",
     "type_vocab_size": "tokenizer.ggml.token_type_count",
 }
+# Architectures whose windows llama.cpp does not apply. Only their own models are written as such.
+_IGNORED_WINDOWS = ("phi3",)
 # What llama.cpp reads besides, by family.
 _OWN: dict[str, Mapping[str, str]] = {
     "gpt_oss": {"intermediate_size": ".expert_feed_forward_length"},
@@ -87,6 +89,8 @@ def find_target(config: ModelConfig, first: str, place: str) -> Target:
     rows.sort(key=lambda row: row[1].family != first)
     changes = {}
     for name, architecture in rows:
+        if name in _IGNORED_WINDOWS and config.sliding_window and architecture.family != first:
+            continue
         family = FAMILIES[architecture.family]
         changes[architecture.family] = family.changes(config)
         if changes[architecture.family] == {}:

@@ -298,7 +298,7 @@ def _charsmap(part: Any) -> str | None:
 
 def _wordpiece(writer: _Writer, document: Document) -> Iterator[Values]:
     """WordPiece. Files mark the start of a word, ▁x, instead of what continues it, ##x."""
-    names, types = writer.tokens(document)
+    names, types = writer.tokens(document, unknown=False)
     tokens = [_phantom(name, kind) for name, kind in zip(names, types, strict=True)]
     yield {
         MODEL: "bert",
