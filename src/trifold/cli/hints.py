@@ -84,7 +84,7 @@ def _words_after(name: str, arguments: Sequence[str]) -> list[str]:
 
 _START = "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`"
 NOT_WRITTEN = "onnx torchscript tflite"  # formats
-WITH_BLOCKS = "gguf ggml ollama llamacpp"
+WITH_BLOCKS = "gguf ggml llamacpp"
 
 
 class Meaning(NamedTuple):
