@@ -18,6 +18,8 @@ Result = TypeVar("Result")
 OnDone = Callable[[int], None]
 Compute = Callable[[Part, OnDone], Result]
 
+# Parts that are read and wait for a worker, so that none waits while the caller writes a part.
+WAITING = 2
 # A thread that returns from an operator, most of which take less than a millisecond, waits so long
 # for a thread that runs Python.
 SWITCH_SECONDS = 0.00005
@@ -37,9 +39,10 @@ def compute_ahead(
 ) -> Iterator[tuple[Part, Result]]:
     """Each part with its result, in order. on_done: called with the numbers that `compute` reports.
 
-    Several workers share the cores, and at most one more part than workers is in memory. Without a
-    second part, and with one worker, the caller computes on all cores. is_continued: whether parts
-    came before these; then a single part is computed as if they were here, with the same bits.
+    Several workers share the cores, and at most `WAITING` more parts than workers are in memory.
+    Without a second part, and with one worker, the caller computes on all cores. is_continued:
+    whether parts came before these; then a single part is computed as if they were here, with the
+    same bits.
 
     An error in reading a part, or in computing it, is raised after the results before it.
     """
@@ -67,7 +70,7 @@ def compute_ahead(
                 pending.append((part, None))
             else:
                 pending.append((part, executor.submit(compute, part, count)))
-            if len(pending) > workers:
+            if len(pending) >= workers + WAITING:
                 yield _result(*pending.popleft())
         while pending:
             yield _result(*pending.popleft())

@@ -399,7 +399,8 @@ def _predict_rows(
         inputs: Iterator[Input], first: int, advance: Callable[[int], None]
     ) -> Iterator[tuple[Input, dict[str, Any]]]:
         for item, prediction in _predictions(opened, inputs, size, advance, first=first):
-            advance(int(prediction is None))
+            if prediction is None:
+                advance(1)
             values = cells(predictor, item, prediction)
             yield item, dict(zip(columns, values, strict=True))
 

@@ -112,7 +112,7 @@ def added_columns(predictor: Predictor) -> list[str]:
     label; and with the probability of every class a column for each.
     """
     columns = ["prediction"]
-    if _has_score(predictor):
+    if predictor.has_score:
         columns.append("score")
     if predictor.every:
         columns += [f"p_{label}" for label in predictor.classes]
@@ -122,19 +122,11 @@ def added_columns(predictor: Predictor) -> list[str]:
 def cells(predictor: Predictor, item: Input, prediction: Any) -> list[Any]:
     """The values of `added_columns` for a row; None where it has none."""
     value, score = _value_and_score(predictor, item, prediction)
-    values = [value]
-    if _has_score(predictor):
-        values.append(score)
+    values = [value, score] if predictor.has_score else [value]
     if predictor.every:
         probabilities = predictor.probabilities(prediction)
         values += [probabilities.get(label) for label in predictor.classes]
     return values
-
-
-def _has_score(predictor: Predictor) -> bool:
-    """Whether a prediction is one label with a probability."""
-    chooses = predictor.task in ("classify", "choose")
-    return chooses and not predictor.has_several_labels and not predictor.is_regression
 
 
 def _value_and_score(predictor: Predictor, item: Input, prediction: Any) -> tuple[Any, Any]:

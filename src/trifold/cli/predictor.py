@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from trifold.cli.batch import check_lengths, generate_outputs
@@ -50,7 +51,7 @@ class Predictor:
     truncation: Truncation = field(default_factory=Truncation)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
+    @cached_property
     def config(self) -> ModelConfig:
         """That of the model."""
         return self.pipeline.config
@@ -72,15 +73,21 @@ class Predictor:
         """The names of the classes that the task chooses from, if it has a fixed set."""
         return _classes(self.config, self.task)
 
-    @property
+    @cached_property
     def has_several_labels(self) -> bool:
         """Whether an input may have several labels."""
         return self.config.problem_type == MULTI
 
-    @property
+    @cached_property
     def is_regression(self) -> bool:
         """Whether the prediction is a number."""
         return self.config.problem_type == REGRESSION
+
+    @cached_property
+    def has_score(self) -> bool:
+        """Whether a prediction is one label with a probability."""
+        chooses = self.task in ("classify", "choose")
+        return chooses and not self.has_several_labels and not self.is_regression
 
     def workers(self) -> int:
         """The number of batches to compute at once, in threads that share the cores.

@@ -191,11 +191,12 @@ class TableReader(NamedTuple):
                 columns = self._columns(layout, first, place, is_table=table.has_columns)
                 for note in [*table.notes, *keys.notes(columns.values())]:
                     print_once(f"{self.file}: {note}")
-            # A null is an empty text.
-            filled = {
-                key: "" if value is None else value for key, value in keys.respell(row).items()
-            }
-            values = read_roles(filled, layout.inputs, columns, place)
+            respelled = keys.respell(row)
+            if None in respelled.values():  # an empty text
+                respelled = {
+                    key: "" if value is None else value for key, value in respelled.items()
+                }
+            values = read_roles(respelled, layout.inputs, columns, place)
             fields = layout.read(dict(zip(layout.inputs, values, strict=True)))
             if self.pairs:
                 fields = {**fields, "pair": self.pairs[0]}
@@ -332,6 +333,8 @@ def _names(roles: Roles) -> Iterator[str]:
 
 def _without_copies(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row of CoNLL without the columns by number that it also has by name."""
+    if "words" not in row and "tags" not in row:
+        return row
     named = [id(row[key]) for key in ("words", "tags") if isinstance(row.get(key), list)]
     if not named:
         return row

@@ -267,6 +267,25 @@ def _field_pattern(delimiter: str) -> re.Pattern[str]:
     return re.compile(rf'(?:"([^"]*(?:""[^"]*)*)"|([^"{sign}]*))({sign}|\Z)')
 
 
+@cache
+def _fields_pattern(delimiter: str) -> re.Pattern[str]:
+    # The same with the quotes in one group, for all fields in one call.
+    sign = re.escape(delimiter)
+    return re.compile(rf'("[^"]*(?:""[^"]*)*"|[^"{sign}]*)(?:{sign}|\Z)')
+
+
+def _find_fields(record: str, delimiter: str) -> list[str] | None:
+    """The fields of a record with quotes; None if `_parse` has to look for one in the wrong
+    place.
+    """
+    found = _fields_pattern(delimiter).findall(record)
+    if len(found) > 1 and not found[-1] and not record.endswith(delimiter):
+        found.pop()  # the empty match after the end
+    if delimiter.join(found) != record:
+        return None
+    return [field[1:-1].replace('""', '"') if field.startswith('"') else field for field in found]
+
+
 def _parse(record: str, delimiter: str) -> tuple[list[tuple[str, bool]], int | None]:
     """The fields of a record and whether each is in quotes, and the position of a quote in the
     wrong place.
@@ -298,6 +317,9 @@ def csv_fields(record: str, delimiter: str, place: str) -> list[str]:
     """The fields of a record of CSV. Raises DataError if a quote is in the wrong place."""
     if '"' not in record:
         return record.split(delimiter)
+    found = _find_fields(record, delimiter)
+    if found is not None:
+        return found
     fields, wrong = _parse(record, delimiter)
     if wrong is not None:
         remedy = 'put the whole field in quotes and write "" for a quote in it'

@@ -250,6 +250,8 @@ def read_roles(
         key = columns.get(name)
         if key is None:
             values.append(None)
+        elif role.convert is check_text and _is_simple_text(row.get(key)):
+            values.append(row[key])
         # The key `a.b` may stand for the value `b` in the object `a`.
         elif role.required or row.get(key, row.get(key.partition(".")[0])) is not None:
             value = value_at(row, key, place, _setting(name))
@@ -306,6 +308,11 @@ def list_in(text: str) -> list[Any] | None:
     with suppress(ValueError, SyntaxError):
         return [ast.literal_eval(item) for item in re.findall(_ITEM, text)]
     return None
+
+
+def _is_simple_text(value: Any) -> bool:
+    """Whether `check_text` certainly accepts a value; asked first, because it needs no place."""
+    return isinstance(value, str) and value.isascii() and "\0" not in value
 
 
 def check_text(value: Any, place: str) -> str:
