@@ -41,6 +41,7 @@ from trifold.fast.lanes import (
     minimum,
     multiply_add,
     new_tile,
+    new_transpose,
     place,
     smallest_of,
     store,
@@ -224,6 +225,8 @@ def enter(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) ->
 weight_tile = new_tile(ROWS, VECTORS, together=True)
 single_tile = new_tile(QUERIES, 1)
 double_tile = new_tile(QUERIES, 2)
+transpose_keys = new_transpose(LANES)
+transpose_weights = new_transpose(COLUMNS)
 
 
 @inline
@@ -296,19 +299,19 @@ multiply_activate = _new_multiply(keep_activated)
 @function
 def pack_keys(words: Any, start: int, length: int, first: int, memory: Any) -> None:
     """Keys of a head, words (R, …) from column `first` on -> memory.keys (blocks of 16 keys, words
-    of a key, 16); 0 beyond the length.
+    of a key, 16); any beyond the length.
     """
     width = memory.keys.shape[1]
-    for key in range(-(-length // LANES) * LANES):
-        block = key // LANES
-        lane = key % LANES
-        if key < length:
-            row = words[start + key]
-            for word in range(width):
-                memory.keys[block, word, lane] = row[first + word]
-        else:
-            for word in range(width):
-                memory.keys[block, word, lane] = 0
+    stride = 4 * words.shape[1]
+    whole = width // LANES * LANES
+    for block in range(-(-length // LANES)):
+        key = start + LANES * block
+        out = memory.keys.ctypes.data + 4 * LANES * width * block
+        for word in range(0, whole, LANES):
+            transpose_keys(place(words, key, first + word), stride, out + 4 * LANES * word)
+        for word in range(whole, width):
+            for lane in range(LANES):
+                memory.keys[block, word, lane] = words[key + lane, first + word]
 
 
 @by_type
@@ -543,11 +546,18 @@ def _run_block(
 def _pack(matrix: Any, rows: int, first: int, out: Any) -> None:
     """A matrix of `rows` rows at an address -> the rows from `first` on of `Weight.words`."""
     words = out.shape[1]
-    for row in range(rows):
+    whole = words // LANES * LANES
+    for row in range(0, rows, LANES):
         tile = (first + row) // COLUMNS
         column = (first + row) % COLUMNS
-        for word in range(words):
-            out[tile, word, column] = load_word(matrix + 4 * (row * words + word))
+        source = matrix + 4 * row * words
+        target = out.ctypes.data + 4 * (tile * words * COLUMNS + column)
+        for word in range(0, whole, LANES):
+            transpose_weights(source + 4 * word, 4 * words, target + 4 * COLUMNS * word)
+        for lane in range(LANES):
+            for word in range(whole, words):
+                address = source + 4 * (lane * words + word)
+                out[tile, word, column + lane] = load_word(address)
 
 
 @function

@@ -255,7 +255,8 @@ def _covers(kept: Shapes, needed: Shapes) -> bool:
 
 def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
     loops = compiled_block()
-    rows = loops.CHUNK_ROWS + shapes.longest + loops.ROWS
+    # With those that tiles, and blocks of keys, read beyond the last one.
+    rows = loops.CHUNK_ROWS + shapes.longest + max(loops.ROWS, LANES)
     inner_rows = loops.INNER_ROWS + loops.ROWS
     keys = -(-shapes.longest // LANES) * LANES
     head_width = shapes.width // shapes.heads

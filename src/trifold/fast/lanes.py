@@ -308,6 +308,30 @@ _infer(operator.mul, lambda builder, a, b: builder.fmul(a, b))
 _infer(operator.truediv, lambda builder, a, b: builder.fdiv(a, b))
 
 
+def new_transpose(columns: int) -> Any:
+    """A function transpose(address, stride, out): 16 rows of 16 words of 32 bits, so many bytes
+    apart, -> the transposed matrix at `out`, in rows of so many columns.
+    """
+    number = [ir.Constant(_INT64, row) for row in range(LANES)]
+    out_stride = ir.Constant(_INT64, 4 * columns)
+    low = [lane // 2 + lane % 2 * LANES for lane in range(LANES)]
+    high = [lane + LANES // 2 for lane in low]
+    halves = [ir.Constant(_WORDS, half) for half in (low, high)]
+
+    @_operation(types.void, types.int64, types.int64, types.int64)
+    def transpose(builder: Any, address: Any, stride: Any, out: Any) -> None:
+        starts = [builder.add(address, builder.mul(stride, each)) for each in number]
+        rows = [_load(builder, start, _WORDS) for start in starts]
+        # Each step interleaves row i and row i + 8; after four, 16 rows are transposed.
+        for _ in range(4):
+            pairs = zip(rows[: LANES // 2], rows[LANES // 2 :], strict=True)
+            rows = [builder.shuffle_vector(a, b, half) for a, b in pairs for half in halves]
+        for row, each in zip(rows, number, strict=True):
+            _store(builder, row, builder.add(out, builder.mul(out_stride, each)))
+
+    return transpose
+
+
 # --- functions ------------------------------------------------------------------------------------
 
 
