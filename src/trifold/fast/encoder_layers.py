@@ -59,9 +59,13 @@ def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> boo
         return False
     if not has_plain_attention(stack.config) or stack.streams > 1:
         return False
+    if any(window is not None for window in stack.windows):
+        return False
     return (
         _reads_whole_rows(inputs)
-        and not any(getattr(each, "watched", False) or has_hooks(each) for each in stack.modules())
+        and not any(
+            getattr(each, "watched", False) or has_hooks(each) for each in stack.all_modules()
+        )
         and _are_alike(stack, x.dtype)
         and compiled_block() is not None
         and has_instructions()
@@ -85,19 +89,19 @@ def _are_alike(stack: Stack, dtype: torch.dtype) -> bool:
     blocks: list[Any] = [*stack.blocks]
     if not all(_is_classical(block) and _has_weights(block, dtype) for block in blocks):
         return False
-    return len({(_placement(block), *_sizes(block)) for block in blocks}) == 1
+    kinds = {(norm.epsilon, *_kind(block)) for block in blocks for norm in _norms(block)}
+    return len(kinds) == 1
 
 
-def _sizes(block: Any) -> tuple[Any, ...]:
-    """The width of a head, the width and the activation of the feed-forward network, the ε of the
-    norms, and whether the weights are in int8.
+def _kind(block: Any) -> tuple[Any, ...]:
+    """The placement of the norms, the width of a head, the width and the activation of the
+    feed-forward network, and whether its weights are in int8.
     """
     network = block.feed_forward.sublayer
-    epsilons = {norm.epsilon for norm in _norms(block)}
     is_int8 = isinstance(network.in_proj.weight, Int8Weight)
     head_width = block.self_attention.sublayer.head_width
     inner = len(network.in_proj.weight)
-    return head_width, inner, network.activation_name, *epsilons, is_int8
+    return _placement(block), head_width, inner, network.activation_name, is_int8
 
 
 def _is_classical(layer: nn.Module) -> bool:

@@ -237,7 +237,16 @@ class Stack(nn.Module):
 
     def is_watched(self) -> bool:
         """Whether some hook point is: it then sees all tokens of a layer at once."""
-        return any(getattr(module, "watched", False) for module in self.modules())
+        return any(getattr(module, "watched", False) for module in self.all_modules())
+
+    def all_modules(self) -> list[nn.Module]:
+        """All modules, as `modules()` gives them, in a fifth of the time: shared ones repeatedly,
+        and without their names.
+        """
+        found: list[nn.Module] = [self]
+        for module in found:
+            found.extend(each for each in module._modules.values() if each is not None)
+        return found
 
     def new_cache(self, kind: str, capacity: int, rollback: int) -> Cache:
         """An empty cache; see `Transformer.new_cache`."""
