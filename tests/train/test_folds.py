@@ -30,11 +30,12 @@ from trifold.train.run_folder import RunFolder
 
 FOLDS = 5
 ROWS = 60
+BIAS = "heads.sequence.out_proj.bias"
 TINY: dict[str, Any] = {
     "model.d_model": 8, "model.n_layers": 1, "model.n_heads": 2, "model.d_ff": 8, "model.max_positions": 16,
+    "model.linear_path": {"words": 256, "characters": 256},
     "train.steps": 15, "train.warmup": 3, "train.validate_every": 5, "train.save_every": 5, "train.learning_rate": 0.02,
     "train.device": "cpu", "train.precision": "float32", "train.samples": 0, "batch.tokens": 64, "tokenizer.vocab_size": 40,
-    "model.linear_path": False,
 }  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_the_steps_are_those_with_the_best_mean_over_folds(finished):
     run, outcome, _ = finished
     by_fold = [validations(run, number) for number in range(1, FOLDS + 1)]
     steps = [*by_fold[0]]
-    assert steps == [4, 8, 12] and all([*fold] == steps for fold in by_fold)
+    assert steps == [0, 4, 8, 12] and all([*fold] == steps for fold in by_fold)
 
     def rank(step: int) -> tuple[float, float]:
         scores, losses = (
@@ -327,8 +328,7 @@ def test_the_weights_before_training_can_be_chosen(tmp_path):
         load_file(run / name)
         for name in ("model/model.safetensors", "checkpoints/step-00000000/weights.safetensors")
     )
-    bias = "classifier.bias"
-    assert saved[bias].equal(trained["heads.sequence.out_proj.bias"])
+    assert saved[BIAS].equal(trained[BIAS])
     view = RecordingView()
     assert train(run, resume="auto", view=view).folds == outcome.folds
     assert view.lines[-1].startswith("nothing to do: the run has ended at step 0")
@@ -344,9 +344,9 @@ def test_thresholds_are_those_of_all_folds(tmp_path):
     joined = JoinedFolds.read(RunFolder(run), 2, choice.step)
     logits = np.concatenate([fold.logits for fold in joined.folds])
     margin = logits[:, 1] - logits[:, 0]
-    saved = load_file(run / "model/model.safetensors")["classifier.bias"]
+    saved = load_file(run / "model/model.safetensors")[BIAS]
     steps = f"checkpoints/step-{outcome.steps:08d}/weights.safetensors"
-    shift = (saved - load_file(run / steps)["heads.sequence.out_proj.bias"]).numpy()
+    shift = (saved - load_file(run / steps)[BIAS]).numpy()
     assert shift[0] == 0 and shift[1] != 0
     labels = joined.labels() == 1
     predicted = margin + shift[1] > 0
