@@ -32,6 +32,15 @@ class SparseRows(NamedTuple):
     values: NDArray[np.float32]
     starts: Ids
 
+    def select(self, rows: Ids, blocks: int) -> SparseRows:
+        """Some of the rows, which have so many blocks."""
+        places = (rows[:, None] * blocks + np.arange(blocks)).ravel()
+        sizes = np.diff(self.starts)[places]
+        ends = np.cumsum([0, *sizes])
+        offsets = np.arange(ends[-1]) - np.repeat(ends[:-1], sizes)
+        chosen = np.repeat(self.starts[:-1][places], sizes) + offsets
+        return SparseRows(self.ids[chosen], self.values[chosen], ends)
+
 
 def hashed_ngrams(texts: Sequence[str], words: int, characters: int) -> SparseRows:
     """How often each n-gram occurs in each text. Words and their pairs have the columns below
@@ -64,6 +73,11 @@ def _counted(keys: Ids, most: int) -> tuple[NDArray[np.integer], Ids]:
     if not len(ordered):
         firsts = np.zeros(1, np.int64)
     return ordered[firsts[:-1]], np.diff(firsts)
+
+
+def hashed_names(names: Sequence[str], count: int) -> Ids:
+    """The bucket of each name, of `count`."""
+    return _buckets(_hash_names(names), count)
 
 
 def _hashed_words(texts: Sequence[str]) -> tuple[Ids, Hashes]:

@@ -70,15 +70,15 @@ class Overlap:
         shared = self.weight(words_a & words_b)
         return [
             jaccard(words_a, words_b),
-            _ratio(shared, self.weight(words_a | words_b)),
-            _ratio(shared, self.weight(words_a)),
-            _ratio(shared, self.weight(words_b)),
-            _ratio(min(len(a), len(b)), max(len(a), len(b))),
+            ratio(shared, self.weight(words_a | words_b)),
+            ratio(shared, self.weight(words_a)),
+            ratio(shared, self.weight(words_b)),
+            ratio(min(len(a), len(b)), max(len(a), len(b))),
             self.cosine(a, b),
             jaccard({*pairwise(a)}, {*pairwise(b)}),
             jaccard({word[:STEM] for word in a}, {word[:STEM] for word in b}),
-            cosine(_pieces(a), _pieces(b)),
-            float(_numbers(words_a) != _numbers(words_b)),
+            cosine(pieces_of(a), pieces_of(b)),
+            float(have_other_numbers(words_a, words_b)),
             max((self.idf.get(word, self.unknown) for word in words_a ^ words_b), default=0.0),
             math.log(1 + len(a) + len(b)),
         ]
@@ -95,7 +95,7 @@ class Overlap:
 def jaccard(first: Collection[object], second: Collection[object]) -> float:
     """The size of the intersection of two sets, as a share of their union; 0 without elements."""
     shared = len({*first} & {*second})
-    return _ratio(shared, len(first) + len(second) - shared)
+    return ratio(shared, len(first) + len(second) - shared)
 
 
 def cosine(first: dict[str, float], second: dict[str, float]) -> float:
@@ -104,19 +104,25 @@ def cosine(first: dict[str, float], second: dict[str, float]) -> float:
         first, second = second, first
     product = sum(value * second.get(name, 0.0) for name, value in first.items())
     squares = [sum(value**2 for value in vector.values()) for vector in (first, second)]
-    return _ratio(product, math.sqrt(squares[0] * squares[1]))
+    return ratio(product, math.sqrt(squares[0] * squares[1]))
 
 
-def _pieces(words: Sequence[str]) -> dict[str, float]:
+def pieces_of(words: Sequence[str]) -> dict[str, float]:
     """How often each piece of the text occurs."""
     text = " ".join(words)
     pieces = [text[at : at + size] for size in PIECES for at in range(len(text) - size + 1)]
     return dict[str, float](Counter(pieces))
 
 
+def have_other_numbers(first: Collection[str], second: Collection[str]) -> bool:
+    """Whether the words with digits of two texts differ."""
+    return _numbers(first) != _numbers(second)
+
+
 def _numbers(words: Collection[str]) -> set[str]:
     return {word for word in words if any(map(str.isdecimal, word))}
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float, whole: float) -> float:
+    """part / whole; 0 if the whole is 0."""
     return part / whole if whole else 0.0

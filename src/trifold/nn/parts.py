@@ -610,12 +610,13 @@ class WalkPart(Part):
 
 class FeatureColumns(NamedTuple):
     """How many columns of features (`nn.inputs.Features`) are n-grams of words and of characters,
-    and how many are numbers that are given.
+    and how many are numbers that are given; or how many are words of two texts that are compared.
     """
 
     words: int = 0
     characters: int = 0
     given: int = 0
+    compared: int = 0
 
 
 class LogitsPart(Part):

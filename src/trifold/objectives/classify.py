@@ -28,6 +28,8 @@ from torch.nn import functional as F
 
 from trifold.data import DataSettings, Rows, read_records
 from trifold.errors import DataError, SettingsError, plural
+from trifold.linear.hashed import SparseRows
+from trifold.linear.shared_words import counted_pairs
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION, SINGLE, Shape
 from trifold.objectives.batch import Batch, LossTerm
@@ -60,10 +62,14 @@ from trifold.objectives.labels import (
 )
 from trifold.objectives.linear_path import (
     Fitted,
+    PairRows,
     PathRows,
+    fit_pairs,
     fit_path,
     has_path,
+    path_columns,
     with_fitting_path,
+    with_path_of_pairs,
     without_path,
 )
 from trifold.objectives.objective import BuildContext, TaskBundle
@@ -200,7 +206,8 @@ class ClassifySettings(TextLossSettings):
             tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), BOTH_ORDERS: True}
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
-        config = _with_path(context, config, pairs=bool(pairs))
+        if not context.is_trained:
+            config = self._with_path(config, pairs=bool(pairs))
         objective = Classify(
             self,
             tokenizer,
@@ -216,12 +223,13 @@ class ClassifySettings(TextLossSettings):
         objective.path_rows = train
         return replace(bundle, initialize=objective.initialize)
 
-
-def _with_path(context: BuildContext, config: ModelConfig, *, pairs: bool) -> ModelConfig:
-    """The config with a linear path for its classes; of a new model for pairs, without one."""
-    if context.is_trained:
-        return config
-    return without_path(config) if pairs else with_fitting_path(config)
+    def _with_path(self, config: ModelConfig, *, pairs: bool) -> ModelConfig:
+        """The config with a linear path for its texts or pairs. What two texts share is the same in
+        both orders, so that the path would count twice.
+        """
+        if not pairs:
+            return with_fitting_path(config)
+        return without_path(config) if self.both_orders else with_path_of_pairs(config)
 
 
 # --- examples, batches ----------------------------------------------------------------------------
@@ -346,7 +354,7 @@ class Classify(LabelledObjective):
             *self.tokens_and_types(encoded),
             labels,
             matches=matches_of(encoded),
-            path=self._path_rows(rows, texts),
+            path=self._path_rows(rows),
         )
 
     # --- linear path ------------------------------------------------------------------------------
@@ -355,12 +363,19 @@ class Classify(LabelledObjective):
     def starts_fitted(self) -> bool:
         return has_path(self.config)
 
-    def _path_rows(self, rows: Rows, texts: Sequence[str]) -> PathRows | None:
+    def _path_rows(self, rows: Rows) -> PathRows | PairRows | None:
         """What the linear path reads of the rows."""
         if not has_path(self.config):
             return None
         logits = self._fitted_path.logits if rows is self.path_rows else None
-        return PathRows(texts, logits)
+        if not self.pairs:
+            return PathRows(rows.columns["text"], logits)
+        return PairRows(None if logits is not None else self._count_pairs(rows), logits)
+
+    def _count_pairs(self, rows: Rows) -> SparseRows:
+        """The counted words of rows with two texts."""
+        buckets = path_columns(self.config).compared
+        return counted_pairs(rows.columns["text"], rows.columns["pair"], buckets)
 
     @cached_property
     def _fitted_path(self) -> Fitted:
@@ -370,7 +385,10 @@ class Classify(LabelledObjective):
         labels = self._number_labels(rows)
         if self.problem == REGRESSION:
             labels = (labels - self.scale.mean) / self.scale.deviation
-        fitted = fit_path(self.config, rows.columns["text"], labels, self.weights)
+        if self.pairs:
+            fitted = fit_pairs(self.config, self._count_pairs(rows), labels, self.weights)
+        else:
+            fitted = fit_path(self.config, rows.columns["text"], labels, self.weights)
         self.report(f"linear path: fitted on {plural(fitted.rows, 'row')}")
         return fitted
 

@@ -19,7 +19,7 @@ from trifold.nn.config import Shape
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.losses import linear_cross_entropy
 from trifold.objectives.batch import LossTerm, pack_rows
-from trifold.objectives.linear_path import PathRows
+from trifold.objectives.linear_path import PairRows, PathRows
 from trifold.objectives.objective import (
     ENCODER,
     BuildContext,
@@ -107,7 +107,7 @@ class TextExamples:
     types: Ragged | None
     labels: Any
     matches: Ragged | None = field(default=None, kw_only=True)
-    path: PathRows | None = field(default=None, kw_only=True)
+    path: PathRows | PairRows | None = field(default=None, kw_only=True)
 
     @property
     def lengths(self) -> Ids:

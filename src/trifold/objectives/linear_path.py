@@ -19,16 +19,19 @@ from torch import Tensor
 
 from trifold.linear.hashed import SparseRows, hashed_ngrams
 from trifold.linear.logistic import LinearModel, fit_classes, fit_labels
-from trifold.linear.matrix import FeatureMatrix, sparse
+from trifold.linear.matrix import FeatureMatrix, dense, sparse
 from trifold.linear.ridge import fit_ridge
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION
 from trifold.nn.inputs import Features
+from trifold.nn.overlap import FIRST, PAIR_BLOCKS, SECOND, overlap_numbers
 from trifold.nn.parts import FeatureColumns, LogitsPart, part_of
-from trifold.predict.text_features import text_features
+from trifold.predict.text_features import as_features, text_features
 from trifold.text.spans import Ids
 
-STRENGTH = 3.0  # C of logistic regression
+STRENGTH = 3.0  # C of logistic regression on n-grams
+STRENGTH_OF_PAIRS = 1.0  # on the numbers of pairs, which are standardized
+WORDS_OF_PAIRS = 2**16  # buckets
 RIDGE = 1.0  # of the squared weights, for standardized numbers
 PARTS = 5  # of the training rows
 MOST_FEATURES = 2**23  # of the rows that a path is fitted on, so that it takes seconds
@@ -49,6 +52,21 @@ class PathRows:
         if self.logits is not None:
             return Features.known(torch.from_numpy(self.logits[rows]))
         return text_features(config, [self.texts[row] for row in rows.tolist()])
+
+
+@dataclass(frozen=True)
+class PairRows:
+    """What the path reads of N pairs: their counted words, or the logits (N, C) that it has."""
+
+    counted: SparseRows | None
+    logits: NDArray[np.float32] | None = None
+
+    def features(self, config: ModelConfig, rows: Ids) -> Features | None:
+        """The features of some of the rows."""
+        if self.logits is not None:
+            return Features.known(torch.from_numpy(self.logits[rows]))
+        assert self.counted is not None, "the words of pairs are not counted"
+        return as_features(self.counted.select(rows, PAIR_BLOCKS))
 
 
 @dataclass(frozen=True)
@@ -100,6 +118,14 @@ def with_fitting_path(config: ModelConfig) -> ModelConfig:
     return part_of(LogitsPart, config).with_columns(config, columns)
 
 
+def with_path_of_pairs(config: ModelConfig) -> ModelConfig:
+    """The config with a path on what two texts share, if it has one."""
+    if not has_path(config):
+        return config
+    columns = FeatureColumns(compared=WORDS_OF_PAIRS)
+    return part_of(LogitsPart, config).with_columns(config, columns)
+
+
 def fit_path(
     config: ModelConfig,
     texts: Sequence[str],
@@ -111,7 +137,7 @@ def fit_path(
     class_weights (C,): factors of the loss by class, which shift the logits.
     """
     path = path_columns(config)
-    problem = _Problem(config, class_weights)
+    problem = _Problem(config, class_weights, STRENGTH)
     chosen = _chosen_rows(texts)
     counted = _count(texts, chosen, path)
     idf = _idf(counted, path, len(chosen))
@@ -142,12 +168,55 @@ def fit_path(
     )
 
 
+def fit_pairs(
+    config: ModelConfig,
+    counted: SparseRows,
+    labels: NDArray[Any],
+    class_weights: Tensor | None = None,
+) -> Fitted:
+    """The path of training rows with two texts; see `fit_path`. counted: their words."""
+    problem = _Problem(config, class_weights, STRENGTH_OF_PAIRS)
+    idf = torch.from_numpy(_idf_of_pairs(counted, path_columns(config).compared))
+    values = overlap_numbers(as_features(counted), idf)
+    means = values.mean(0)
+    deviations = values.std(0, correction=0)
+    deviations[deviations == 0] = 1
+    features = (values - means) / deviations
+    fitted = problem.fit(dense(features), labels)
+    of_rows = np.zeros((len(labels), config.n_labels), np.float32)
+    part_of_row = torch.arange(len(labels)) % PARTS
+    for part in range(PARTS):
+        inside = part_of_row == part
+        model = fitted
+        if not inside.all():
+            model = problem.fit(dense(features[~inside]), labels[~inside.numpy()])
+        of_rows[inside.numpy()] = model.logits(dense(features[inside])).float().numpy()
+    weights = fitted.weights / deviations[:, None]
+    bias = fitted.bias - means @ weights
+    return Fitted(weights.float(), bias.float(), idf.float(), of_rows, len(labels))
+
+
+def _idf_of_pairs(counted: SparseRows, buckets: int) -> NDArray[np.float64]:
+    """(F + 1,) ln((1 + N) / (1 + df)) + 1 in N texts, two of each row; 0 in buckets without words,
+    and last that of a word in no text.
+    """
+    sizes = np.diff(counted.starts)
+    block = np.repeat(np.arange(len(sizes)) % PAIR_BLOCKS, sizes)
+    words = counted.ids[(block == FIRST) | (block == SECOND)]
+    texts = 2 * len(sizes) // PAIR_BLOCKS
+    frequencies = np.append(np.bincount(words, minlength=buckets), 0)
+    idf = np.log((1 + texts) / (1 + frequencies)) + 1
+    idf[:-1][frequencies[:-1] == 0] = 0.0
+    return idf
+
+
 @dataclass(frozen=True)
 class _Problem:
     """What the logits of a model mean, and how weights for them are found."""
 
     config: ModelConfig
     class_weights: Tensor | None
+    strength: float
 
     def fit(self, features: FeatureMatrix, labels: NDArray[Any]) -> LinearModel:
         """The linear model of rows."""
@@ -156,8 +225,8 @@ class _Problem:
         if config.problem_type == REGRESSION:
             return fit_ridge(features, targets, RIDGE)
         if config.problem_type == MULTI:
-            return fit_labels(features, targets, STRENGTH)
-        model = fit_classes(features, targets, config.n_labels, STRENGTH)
+            return fit_labels(features, targets, self.strength)
+        model = fit_classes(features, targets, config.n_labels, self.strength)
         weights, bias = (each[..., : config.n_labels] for each in (model.weights, model.bias))
         if self.class_weights is not None:
             bias = bias + self.class_weights.clamp_min(SMALLEST_WEIGHT).log().to(bias)
@@ -198,13 +267,7 @@ def _rows_of(
 ) -> FeatureMatrix:
     """The features of some of the counted rows."""
     blocks = (path.words > 0) + (path.characters > 0)
-    places = (rows[:, None] * blocks + np.arange(blocks)).ravel()
-    sizes = np.diff(counted.starts)[places]
-    ends = np.cumsum(sizes)
-    offsets = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
-    chosen = np.repeat(counted.starts[:-1][places], sizes) + offsets
-    part = SparseRows(counted.ids[chosen], counted.values[chosen], np.concatenate([[0], ends]))
-    return _matrix(part, path, idf, len(rows))
+    return _matrix(counted.select(rows, blocks), path, idf, len(rows))
 
 
 def _matrix(

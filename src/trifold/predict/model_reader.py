@@ -86,7 +86,7 @@ class ModelReader:
         Raises TrifoldError if a result contains NaN or infinity.
         """
         if not self.config.n_patches:
-            return self._run_ids(self.encode_ids(texts, pairs), apply, texts)
+            return self._run_ids(self.encode_ids(texts, pairs), apply, texts, pairs)
         if pairs is not None:
             raise UsageError("this model reads single images; remove the second texts")
         lengths = np.ones(len(texts), np.int64)
@@ -174,15 +174,23 @@ class ModelReader:
         return self._run_ids(IdRows.of(rows), apply)
 
     def _run_ids(
-        self, rows: IdRows, apply: Apply, texts: Sequence[str] | None = None
+        self,
+        rows: IdRows,
+        apply: Apply,
+        texts: Sequence[str] | None = None,
+        pairs: Sequence[str] | None = None,
     ) -> list[Tensor]:
-        """Apply a function to each row. texts: of the rows, for the linear path of a model."""
+        """Apply a function to each row. texts, pairs: what the linear path of a model reads."""
 
         def batch(chosen: list[int]) -> Inputs:
             inputs = self._batch(rows, chosen)
             if texts is None or not self._reads_features:
                 return inputs
-            features = text_features(self.config, [texts[number] for number in chosen])
+            columns = [
+                None if column is None else [column[number] for number in chosen]
+                for column in (texts, pairs)
+            ]
+            features = text_features(self.config, columns[0] or (), columns[1])
             return replace(inputs, features=features)
 
         return self._run(rows.ids.lengths, self.batch_tokens, batch, apply)

@@ -1,4 +1,5 @@
-"""Features of texts that a model reads beside their tokens: counts of hashed n-grams.
+"""Features of texts that a model reads beside their tokens: counts of hashed n-grams, or of the
+words of two texts.
 
 Training, evaluation and prediction call `text_features`, so that they read the same features.
 """
@@ -7,16 +8,29 @@ from collections.abc import Sequence
 
 import torch
 
-from trifold.linear.hashed import hashed_ngrams
+from trifold.linear.hashed import SparseRows, hashed_ngrams
+from trifold.linear.shared_words import counted_pairs
 from trifold.nn import ModelConfig
 from trifold.nn.inputs import Features
 from trifold.nn.parts import LogitsPart, part_of
 
 
-def text_features(config: ModelConfig, texts: Sequence[str]) -> Features | None:
-    """The features of texts for the linear path of a model; None if it reads none of the text."""
+def text_features(
+    config: ModelConfig, texts: Sequence[str], pairs: Sequence[str] | None = None
+) -> Features | None:
+    """The features of texts, or of pairs of texts, for the linear path of a model; None if it reads
+    none of the text.
+    """
     columns = part_of(LogitsPart, config).columns(config)
+    if columns.compared:
+        if pairs is None:
+            return None
+        return as_features(counted_pairs(texts, pairs, columns.compared))
     if not (columns.words or columns.characters):
         return None
-    rows = hashed_ngrams(texts, columns.words, columns.characters)
+    return as_features(hashed_ngrams(texts, columns.words, columns.characters))
+
+
+def as_features(rows: SparseRows) -> Features:
+    """Counted rows as the model reads them."""
     return Features(*map(torch.from_numpy, rows))

@@ -4,6 +4,7 @@
 
 x_k are the features of block k: n-grams of words, n-grams of characters, or numbers that are given.
 Counts c of n-grams become TF-IDF of length 1, x = c · idf / ‖c · idf‖, in each block for itself.
+Of two texts, x are twelve numbers of what they share, one block.
 W, b and idf are fitted before training and stay as they are; the scale s is learned. N-grams that
 the training texts lack have idf 0. Shapes: B rows, K blocks, F features, C classes.
 """
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
 from trifold.nn.inputs import Features
+from trifold.nn.overlap import NUMBERS, overlap_numbers
 from trifold.nn.parts import AnyConfig, FeatureColumns, LogitsPart, used_group
 from trifold.nn.problems import Problems
 from trifold.settings import Conflict, Settings
@@ -35,6 +37,9 @@ class LinearPath(Settings):
         2**16, ge=0, le=MOST_BUCKETS, description="buckets of 2 to 5 characters of a word"
     )
     given: int = Field(0, ge=0, le=MOST_BUCKETS, description="numbers that are used as they are")
+    compared: int = Field(
+        0, ge=0, le=MOST_BUCKETS, description="instead: buckets of words of two texts"
+    )
 
     @property
     def ngrams(self) -> int:
@@ -113,6 +118,28 @@ class LinearLogits(nn.Module):
         return lengths
 
 
+class OverlapLogits(LinearLogits):
+    """s · (x W + b) of the numbers x (B, 12) of what two texts share: weight (12, C), bias (C,).
+
+    idf: (F + 1,) of the words by bucket, 0 of buckets without words; the last one is that of a word
+    that no training text has.
+    """
+
+    def __init__(self, settings: LinearPath, classes: int) -> None:
+        nn.Module.__init__(self)
+        self.settings = settings
+        self.weight = _fixed(NUMBERS, classes)
+        self.bias = _fixed(classes)
+        self.idf = _fixed(settings.compared + 1)
+        self.scale = nn.Parameter(torch.empty(1))
+
+    def logits(self, features: Features) -> Tensor:
+        """x W + b (B, C), in float32 or float64."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        numbers = overlap_numbers(features, self.idf.to(wide))
+        return numbers @ self.weight.to(wide) + self.bias.to(wide)
+
+
 def _fixed(*shape: int) -> nn.Parameter:
     """A parameter that is not trained."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
@@ -124,11 +151,15 @@ class LinearPathPart(LogitsPart):
     key = "linear_path"
 
     def new(self, config: CoreConfig) -> nn.Module:
-        return LinearLogits(_settings(config), config.n_labels)
+        settings = _settings(config)
+        kind = OverlapLogits if settings.compared else LinearLogits
+        return kind(settings, config.n_labels)
 
     def columns(self, config: CoreConfig) -> FeatureColumns:
         settings = _settings(config)
-        return FeatureColumns(settings.words, settings.characters, settings.given)
+        return FeatureColumns(
+            settings.words, settings.characters, settings.given, settings.compared
+        )
 
     def with_columns(self, config: AnyConfig, columns: FeatureColumns) -> AnyConfig:
         settings = LinearPath(**columns._asdict()) if any(columns) else None
@@ -137,12 +168,17 @@ class LinearPathPart(LogitsPart):
     def parameters(self, config: CoreConfig) -> Iterator[FormulaRow]:
         settings = _settings(config)
         letters = {"N": settings.columns, "n": settings.ngrams}
+        if settings.compared:
+            letters = {"N": NUMBERS, "n": settings.compared + 1}
         yield FormulaRow("linear path", "N·C + C + n + 1", letters)
 
     def problems(self, config: CoreConfig) -> Problems:
         """It needs columns, and classes of texts."""
         ways = {self.key: None}
-        if not _settings(config).columns:
+        settings = _settings(config)
+        if settings.compared and settings.columns:
+            yield Conflict("linear_path.compared excludes its other columns; set them to 0", ways)
+        elif not settings.columns + settings.compared:
             yield Conflict("linear_path has no columns", ways)
         if "sequence" not in config.chosen_heads:
             yield Conflict("linear_path needs sequence in heads", ways)
@@ -155,6 +191,7 @@ class LinearPathPart(LogitsPart):
             "buckets of words and pairs of words": settings.words,
             "buckets of characters": settings.characters,
             "given numbers": settings.given,
+            "buckets of words that two texts share": settings.compared,
         }
         listed = " and ".join(f"{size:,} {name}" for name, size in sizes.items() if size)
         return f"logits of a linear model are added: {listed}"
