@@ -25,16 +25,14 @@ from trifold.hub.generation import check_limits
 from trifold.hub.model_config import check_positions
 from trifold.nn import ModelConfig
 from trifold.objectives.batch import Batch, Examples
+from trifold.objectives.linear_path import has_path
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
 from trifold.objectives.recognize import guess_recipe
 from trifold.recipe import Recipe
 from trifold.train.monitor import View
 from trifold.train.sizing import size_model, size_steps
 
-COMPARES = (
-    "the model compares the words of both texts, and only trifold loads it; with "
-    "model.word_matches=false it does not, and transformers loads it, too"
-)
+COMPARES = "the model compares the words of both texts, and only trifold loads it; transformers"
 
 
 @dataclass
@@ -156,7 +154,10 @@ def load_data(recipe: Recipe, tokenizer_folder: AnyPath, view: View) -> Training
     check_positions(data.config, count_parameters(data.config), "model.max_positions: ")
     _report_epoch(data, view)
     if data.config.word_matches and "model.word_matches" in recipe.sized:
-        view.say(COMPARES)
+        switches = "model.word_matches=false"
+        if has_path(data.config):
+            switches += " model.linear_path=false"
+        view.say(f"{COMPARES} also loads one that is trained with {switches}")
     elif misfit := describe_misfit(data.config, start_folder):
         view.say(misfit)
     return data
