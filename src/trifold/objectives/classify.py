@@ -94,6 +94,7 @@ _WEIGHT = "heads.sequence.out_proj.weight"
 _BIAS = "heads.sequence.out_proj.bias"
 # The linear path of the head, whose outputs are scaled, too.
 _PATH = ("heads.sequence.path.weight", "heads.sequence.path.bias")
+_SCALE = "heads.sequence.path.scale"
 
 # Scores of two classes that depend on the threshold between them.
 MEASURES = {"f1": f1_of, "macro_f1": macro_f1_of, "matthews": matthews_of}
@@ -367,10 +368,12 @@ class Classify(LabelledObjective):
         """What the linear path reads of the rows."""
         if not has_path(self.config):
             return None
-        logits = self._fitted_path.logits if rows is self.path_rows else None
         if not self.pairs:
+            logits = self._fitted_path.logits if rows is self.path_rows else None
             return PathRows(rows.columns["text"], logits)
-        return PairRows(None if logits is not None else self._count_pairs(rows), logits)
+        if rows is self.path_rows:
+            return None  # the Transformer learns without it
+        return PairRows(self._count_pairs(rows))
 
     def _count_pairs(self, rows: Rows) -> SparseRows:
         """The counted words of rows with two texts."""
@@ -683,7 +686,8 @@ class Classify(LabelledObjective):
     # --- saved weights ----------------------------------------------------------------------------
 
     def saved_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights, with the scale in the head."""
+        """The weights, with the scale in the head, and the shares of its parts."""
+        weights = weights | self._with_shares(weights, 0.5)
         outputs = self._find_outputs(weights)
         deviation = self.scale.deviation
         return weights | {
@@ -693,9 +697,18 @@ class Classify(LabelledObjective):
     def trained_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         outputs = self._find_outputs(weights)
         deviation = self.scale.deviation
-        return weights | {
+        weights = weights | {
             name: (weights[name] - shift) / deviation for name, shift in outputs.items()
         }
+        return weights | self._with_shares(weights, 2.0)
+
+    def _with_shares(self, weights: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+        """Of pairs, which both parts learn alone: the weights times ½, with which the outputs are
+        the mean of both. They are those of the path as long as the Transformer has learned nothing.
+        """
+        names = [name for name in (_WEIGHT, _BIAS, _SCALE) if name in weights]
+        is_mean = self.pairs and _SCALE in names and bool(weights[_WEIGHT].any())
+        return {name: weights[name] * factor for name in names if is_mean}
 
     def _find_outputs(self, weights: Mapping[str, Tensor]) -> dict[str, float]:
         """The names of the tensors of the last layer -> what the scale adds to them."""

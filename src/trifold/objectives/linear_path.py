@@ -56,29 +56,26 @@ class PathRows:
 
 @dataclass(frozen=True)
 class PairRows:
-    """What the path reads of N pairs: their counted words, or the logits (N, C) that it has."""
+    """What the path reads of N pairs: their counted words."""
 
-    counted: SparseRows | None
-    logits: NDArray[np.float32] | None = None
+    counted: SparseRows
 
-    def features(self, config: ModelConfig, rows: Ids) -> Features | None:
+    def features(self, config: ModelConfig, rows: Ids) -> Features:
         """The features of some of the rows."""
-        if self.logits is not None:
-            return Features.known(torch.from_numpy(self.logits[rows]))
-        assert self.counted is not None, "the words of pairs are not counted"
         return as_features(self.counted.select(rows, PAIR_BLOCKS))
 
 
 @dataclass(frozen=True)
 class Fitted:
     """A fitted path: weights (F, C), bias (C,), idf (F,). logits (N, C): of the training rows, by
-    fits without them. rows: the number of rows that it is fitted on.
+    fits without them; None if the Transformer learns without the path. rows: the number of rows
+    that it is fitted on.
     """
 
     weight: Tensor
     bias: Tensor
     idf: Tensor
-    logits: NDArray[np.float32]
+    logits: NDArray[np.float32] | None
     rows: int
 
     @torch.no_grad()
@@ -174,7 +171,9 @@ def fit_pairs(
     labels: NDArray[Any],
     class_weights: Tensor | None = None,
 ) -> Fitted:
-    """The path of training rows with two texts; see `fit_path`. counted: their words."""
+    """The path of training rows with two texts, whose Transformer learns alone; see `fit_path`.
+    counted: their words.
+    """
     problem = _Problem(config, class_weights, STRENGTH_OF_PAIRS)
     idf = torch.from_numpy(_idf_of_pairs(counted, path_columns(config).compared))
     values = overlap_numbers(as_features(counted), idf)
@@ -183,17 +182,9 @@ def fit_pairs(
     deviations[deviations == 0] = 1
     features = (values - means) / deviations
     fitted = problem.fit(dense(features), labels)
-    of_rows = np.zeros((len(labels), config.n_labels), np.float32)
-    part_of_row = torch.arange(len(labels)) % PARTS
-    for part in range(PARTS):
-        inside = part_of_row == part
-        model = fitted
-        if not inside.all():
-            model = problem.fit(dense(features[~inside]), labels[~inside.numpy()])
-        of_rows[inside.numpy()] = model.logits(dense(features[inside])).float().numpy()
     weights = fitted.weights / deviations[:, None]
     bias = fitted.bias - means @ weights
-    return Fitted(weights.float(), bias.float(), idf.float(), of_rows, len(labels))
+    return Fitted(weights.float(), bias.float(), idf.float(), None, len(labels))
 
 
 def _idf_of_pairs(counted: SparseRows, buckets: int) -> NDArray[np.float64]:

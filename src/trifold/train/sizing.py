@@ -13,7 +13,7 @@ from trifold.batches import BatchSettings, Blocks, plan_epoch
 from trifold.nn import ModelConfig
 from trifold.nn.checks import first_problem
 from trifold.objectives.batch import Examples
-from trifold.objectives.linear_path import has_path
+from trifold.objectives.linear_path import has_path, path_columns
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
 from trifold.objectives.plans import NEW, PATH, plan_for
 from trifold.objectives.scheduled_sampling import fitting_k
@@ -159,7 +159,8 @@ def _groups(recipe: Recipe, config: ModelConfig) -> dict[str, dict[str, Any]]:
     if the rows have none to read.
     """
     groups = {name: getattr(recipe, name).model_dump() for name in GROUPS}
-    groups["model"][PATH] = has_path(config)
+    # Beside the path of pairs, a Transformer learns as one without.
+    groups["model"][PATH] = has_path(config) and not path_columns(config).compared
     for dotted in recipe.sized:
         group, key = dotted.split(".")
         groups.get(group, {}).pop(key, None)
