@@ -299,4 +299,4 @@ def test_the_path_is_a_default_of_new_models_for_single_texts(tmp_path):
     )
     recipe = load_recipe("classify", {"data.train": str(pairs), "data.holdout": 4})
     data = load_data(recipe, tmp_path / "tokenizer2", RecordingView())
-    assert data.config.linear_path.compared and data.recipe.model.dropout == 0.3
+    assert data.config.linear_path.compared and data.recipe.model.dropout == 0.1
