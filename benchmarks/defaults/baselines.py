@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,9 +22,8 @@ from rows import Row, draw, read
 from scipy import sparse
 from scoring import score
 from setting import SETS
-from sklearn.feature_extraction import DictVectorizer
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -36,6 +36,7 @@ Fit: TypeAlias = Callable[[Sequence[Row]], Predict]
 
 STRENGTH = 10.0  # C of logistic regression on TF-IDF; better than 1 on 500 to 6,000 texts
 ITERATIONS = 1_000
+TAG_ITERATIONS = 100  # each word is a row
 
 
 # --- texts, pairs and numbers ---------------------------------------------------------------------
@@ -128,51 +129,43 @@ def most_frequent_tag(train: Sequence[Row]) -> Predict:
 
 def linear_on_forms(train: Sequence[Row]) -> Predict:
     """The word, its ends and its shape, and the words beside it; each word on its own."""
-    features = DictVectorizer()
-    tags = [tag for row in train for tag in row["tags"]]
-    model = SGDClassifier(loss="log_loss", alpha=1e-5, max_iter=10, tol=None, random_state=0)
-    model.fit(
-        _narrow(features.fit_transform([form for row in train for form in _forms(row)])), tags
-    )
+    tfidf = TfidfVectorizer(analyzer=_as_they_are)
+    features = tfidf.fit_transform([forms for row in train for forms in _forms(row)])
+    model = LogisticRegression(C=STRENGTH, max_iter=TAG_ITERATIONS)
+    model.fit(features, [tag for row in train for tag in row["tags"]])
 
     def predict(rows: Sequence[Row]) -> Sequence[Any]:
-        forms = features.transform([form for row in rows for form in _forms(row)])
-        found = iter(model.predict(_narrow(forms)))
+        forms = tfidf.transform([forms for row in rows for forms in _forms(row)])
+        found = iter(model.predict(forms))
         return [[str(next(found)) for _ in row["words"]] for row in rows]
 
     return predict
 
 
-def _narrow(features: Any) -> Any:
-    """The matrix with indices of 32 bits, which SGDClassifier reads."""
-    features.indices, features.indptr = (
-        part.astype(np.int32) for part in (features.indices, features.indptr)
-    )
-    return features
+def _as_they_are(forms: list[str]) -> list[str]:
+    return forms
 
 
-def _forms(row: Row) -> Iterator[dict[str, Any]]:
+def _forms(row: Row) -> Iterator[list[str]]:
     words = ["", *row["words"], ""]
     for place in range(1, len(words) - 1):
         word = words[place]
-        beside = {"before": words[place - 1], "after": words[place + 1]}
-        form: dict[str, Any] = {"word": word, "lower": word.lower(), "shape": _shape(word)}
-        form |= {
-            f"{side} {key}": key_of(text)
-            for side, text in beside.items()
-            for key, key_of in (("lower", str.lower), ("shape", _shape))
-        }
-        form |= {f"end {size}": word[-size:] for size in (2, 3)}
-        form |= {f"start {size}": word[:size] for size in (2, 3)}
-        yield form
+        around = {"here": word, "before": words[place - 1], "after": words[place + 1]}
+        yield [
+            f"word {word}",
+            *(f"end {word[-size:]}" for size in (2, 3)),
+            *(f"start {word[:size]}" for size in (2, 3)),
+            *(f"{side} {text.lower()}" for side, text in around.items()),
+            *(f"{side}, shape {_shape(text)}" for side, text in around.items()),
+        ]
 
 
 def _shape(word: str) -> str:
-    """`Xxx` of `Ada`, `dd-X` of `12-A`; at most four characters."""
+    """The kinds of characters in turn: `Xx` of `Ada`, `d-X` of `12-A`."""
     classes = (
-        "X" if c.isupper() else "d" if c.isdigit() else "x" if c.isalpha() else c for c in word[:4]
+        "X" if c.isupper() else "d" if c.isdigit() else "x" if c.isalpha() else c for c in word
     )
-    return "".join(classes)
+    return "".join(kind for kind, _ in groupby(classes))
 
 
 # --- questions and summaries ----------------------------------------------------------------------

@@ -80,13 +80,13 @@ CASES: dict[str, tuple[str, str, list[str], list[str]]] = {
     "sets": ("classify", "sets", ENCODER_WORDS, ["always answering 'a, b'", "a linear model on words"]),
     "pairs": ("classify", "pairs", ENCODER_WORDS, ["always answering '1'", "a linear model on shared words", "a linear model on words"]),
     "scores": ("similarity", "scores", ENCODER_WORDS, ["the cosine of TF-IDF", "a linear model on shared words"]),
-    "tags": ("tag", "tags", ENCODER_WORDS, ["the most frequent tag of each word"]),
+    "tags": ("tag", "tags", ENCODER_WORDS, ["the most frequent tag of each word", "a linear model on the form of words"]),
     "answers": ("answer", "answers", [*ENCODER[:-2], ENCODER[-1], "model.max_positions=64", "tokenizer.kind=bpe", "tokenizer.special=[cls, sep, mask]"], ["the sentence with most words of the question"]),
     "choices": ("choose", "choices", ENCODER_WORDS, ["always choosing number 2", "the choice with most words of the text"]),
     "summaries": ("summarize", "summaries", [*SMALL, *WORDS], ["the first sentence"]),
 }  # fmt: skip
 # The scores that the best baseline reaches on rows of which it knows everything.
-REACHED = {"numbers": 0.99, "scores": 0.9, "answers": 30.0, "tags": 60.0, "summaries": 99.0}
+REACHED = {"numbers": 0.99, "scores": 0.9, "answers": 30.0, "summaries": 99.0}
 
 
 def train(here: Path, kind: str, *more: str, valid: Path | None = None) -> Any:
@@ -143,7 +143,7 @@ def test_every_kind_of_baseline_is_in_a_case() -> None:
     assert {kind.__name__ for kinds in BASELINES.values() for kind in kinds} == {*KINDS}
     assert names | {
         "FrequentLabel", "Mean", "FrequentChoice", "WordModel", "PairOverlap", "SimilarWords",
-        "FrequentTags", "OverlappingSentence", "OverlappingChoice", "LeadSentences",
+        "FrequentTags", "FormModel", "OverlappingSentence", "OverlappingChoice", "LeadSentences",
     } == {*KINDS}  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from trifold.baselines.baseline import Baseline, LabelledRows, Poll
 from trifold.baselines.choices import OverlappingChoice
+from trifold.baselines.forms import FormModel
 from trifold.baselines.lead import LeadSentences
 from trifold.baselines.majority import FrequentChoice, FrequentLabel, Mean
 from trifold.baselines.pairs import PairOverlap, SimilarWords
@@ -30,7 +31,7 @@ BASELINES: dict[type[Any], tuple[type[Baseline], ...]] = {
     Images: (FrequentLabel, PixelModel),
     Classify: (FrequentLabel, Mean, PairOverlap, WordModel),
     Embed: (SimilarWords, PairOverlap),
-    TagWords: (FrequentTags,),
+    TagWords: (FrequentTags, FormModel),
     Choose: (FrequentChoice, OverlappingChoice),
     ExtractAnswers: (OverlappingSentence,),
     WriteAnswers: (OverlappingSentence,),
@@ -74,7 +75,7 @@ def fit_baselines(task: Any, rows: Any, examples: Any, poll: Poll) -> list[Basel
         start = time.perf_counter()
         baseline = kind.fit(task, labelled, poll)
         if baseline is not None:
-            baseline.rows = len(labelled)
+            baseline.rows = baseline.rows or len(labelled)
             baseline.seconds = time.perf_counter() - start
             fitted.append(baseline)
     return fitted

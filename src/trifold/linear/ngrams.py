@@ -7,7 +7,7 @@ is one.
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class Terms(NamedTuple):
     texts: int
 
 
-Analyzer: TypeAlias = Callable[[Sequence[str]], Terms]
+Analyzer: TypeAlias = Callable[[Sequence[Any]], Terms]  # of texts, or of words in sentences
 
 
 def words_of(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def words_of(text: str) -> list[str]:
 
 def word_ngrams(texts: Sequence[str]) -> Terms:
     """Words, and pairs of adjacent words."""
-    names, ids, starts = _numbered(map(words_of, texts))
+    names, ids, starts = numbered(map(words_of, texts))
     rows = np.repeat(np.arange(len(texts)), np.diff(starts))
     is_adjacent = rows[1:] == rows[:-1]
     # A pair of words is one number, so that pairs are counted without text.
@@ -65,8 +65,8 @@ def character_ngrams(texts: Sequence[str], shortest: int = 2, longest: int = 5) 
     """Characters of each word, with a space on either side; words are what white space
     separates.
     """
-    words, ids, starts = _numbered(text.lower().split() for text in texts)
-    names, pieces, piece_starts = _numbered(
+    words, ids, starts = numbered(text.lower().split() for text in texts)
+    names, pieces, piece_starts = numbered(
         _pieces(f" {word} ", shortest, longest) for word in words
     )
     counts = np.diff(piece_starts)[ids]  # of the n-grams of each word in the texts
@@ -91,7 +91,7 @@ def _pieces(word: str, shortest: int, longest: int) -> list[str]:
     return pieces
 
 
-def _numbered(sequences: Iterable[Sequence[str]]) -> tuple[list[str], Ids, Ids]:
+def numbered(sequences: Iterable[Sequence[str]]) -> tuple[list[str], Ids, Ids]:
     """The distinct names in sequences, the number of each name in turn, and where each sequence
     starts.
     """

@@ -6,6 +6,7 @@ Equal to scikit-learn's `TfidfVectorizer` with its defaults: idf = ln((1 + N) / 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ class Tfidf:
 
     @classmethod
     def fit(
-        cls, analyzer: Analyzer, texts: Sequence[str], most: int | None = None
+        cls, analyzer: Analyzer, texts: Sequence[Any], most: int | None = None
     ) -> tuple["Tfidf", FeatureMatrix]:
         """The n-grams of these texts, and the features of the texts.
 
@@ -51,7 +52,7 @@ class Tfidf:
     def _columns(self) -> dict[str, int]:
         return {name: column for column, name in enumerate(self.names)}
 
-    def transform(self, texts: Sequence[str]) -> FeatureMatrix:
+    def transform(self, texts: Sequence[Any]) -> FeatureMatrix:
         """The features (N, F) of other texts; n-grams that are not known are left out."""
         terms = self.analyzer(texts)
         rows, ids, counts = _counted(terms)

@@ -1,0 +1,128 @@
+"""A linear model on the form of each word and of the words beside it: logistic regression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from trifold.baselines.baseline import Baseline, LabelledRows, Poll, State
+from trifold.baselines.files import decode_texts, encode_texts
+from trifold.linear.logistic import LinearModel, fit_classes
+from trifold.linear.ngrams import Terms, numbered
+from trifold.linear.tfidf import Tfidf
+
+STRENGTH = 10.0  # C; on 500 sentences, 100 and 1,000 are equal
+MOST_WORDS = 40_000  # that it is fitted on, so that it takes seconds
+MOST_WEIGHTS = 2**22  # rare forms are left out until there are so few
+AFFIXES = (2, 3)  # letters of the ends and starts of words
+CLASSES = ((str.isupper, "X"), (str.isdigit, "d"), (str.isalpha, "x"))  # of characters
+
+
+@dataclass(frozen=True)
+class Place:
+    """A word between its neighbors; empty ones at the ends of a sentence."""
+
+    before: str
+    word: str
+    after: str
+
+
+def places_of(sentences: Sequence[Sequence[str]]) -> list[Place]:
+    """Each word of sentences with its neighbors."""
+    return [
+        Place(*around)
+        for words in sentences
+        for around in zip(["", *words], words, [*words[1:], ""], strict=False)
+    ]
+
+
+def shape_of(word: str) -> str:
+    """The kinds of characters in turn: `Xx` of `Ada`, `d-X` of `12-A`."""
+    return "".join(kind for kind, _ in groupby(map(_class_of, word)))
+
+
+def _class_of(character: str) -> str:
+    return next((name for is_one, name in CLASSES if is_one(character)), character)
+
+
+def word_forms(places: Sequence[Place]) -> Terms:
+    """The forms of each place: the word, its shape, ends and starts, and its neighbors."""
+    names, ids, starts = numbered([*_forms(place)] for place in places)
+    return Terms(names, ids, np.repeat(np.arange(len(places)), np.diff(starts)), len(places))
+
+
+def _forms(place: Place) -> Iterator[str]:
+    word = place.word
+    yield f"word {word}"
+    for size in AFFIXES:
+        yield f"end {word[-size:]}"
+        yield f"start {word[:size]}"
+    for side, text in (("here", word), ("before", place.before), ("after", place.after)):
+        yield f"{side} {text.lower()}"
+        yield f"{side}, shape {shape_of(text)}"
+
+
+def _some_sentences(train: LabelledRows) -> LabelledRows:
+    """Sentences from all parts of the data, with about the most words."""
+    words = sum(map(len, train.column("words")))
+    if words <= MOST_WORDS:
+        return train
+    count = max(1, len(train) * MOST_WORDS // words)
+    return train.select(np.linspace(0, len(train) - 1, count).astype(np.int64))
+
+
+@dataclass
+class FormModel(Baseline):
+    """The forms of the training words, and their weights for each tag."""
+
+    tfidf: Tfidf
+    model: LinearModel
+    tags: list[str]
+    name = "a linear model on the form of words"
+
+    @classmethod
+    def fit(cls, task: Any, train: LabelledRows, poll: Poll) -> FormModel | None:
+        train = _some_sentences(train)
+        places = places_of(train.column("words"))
+        tags = [*chain.from_iterable(train.column("tags"))]
+        known = [*dict.fromkeys(tags)]
+        if len(known) < 2:
+            return None
+        labels = torch.tensor([*map(known.index, tags)])
+        tfidf, features = Tfidf.fit(word_forms, places, MOST_WEIGHTS // len(known))
+        fitted = cls(tfidf, fit_classes(features, labels, len(known), STRENGTH, poll), known)
+        fitted.rows = len(train)
+        return fitted
+
+    def predict(self, task: Any, rows: LabelledRows) -> list[list[str]]:
+        sentences = rows.column("words")
+        found = self.model.logits(self.tfidf.transform(places_of(sentences))).argmax(1).tolist()
+        tags = iter(found)
+        return [[self.tags[next(tags)] for _ in words] for words in sentences]
+
+    def state(self) -> State:
+        tensors = {
+            "names": encode_texts(self.tfidf.names),
+            "idf": torch.from_numpy(self.tfidf.idf),
+            "weights": self.model.weights.float(),
+            "bias": self.model.bias,
+        }
+        return State({"tags": self.tags}, tensors)
+
+    @classmethod
+    def restore(cls, state: State) -> FormModel:
+        tensors = state.tensors
+        names = decode_texts(tensors["names"])
+        tags = [*map(str, state.values["tags"])]
+        idf = tensors["idf"].numpy()
+        weights, bias = (tensors[name].double() for name in ("weights", "bias"))
+        if idf.shape != (len(names),) or weights.shape != (len(names), len(tags)):
+            raise ValueError("the shapes of the weights do not fit")
+        if bias.shape != (len(tags),):
+            raise ValueError("the shape of the bias does not fit")
+        return cls(Tfidf(word_forms, names, np.asarray(idf)), LinearModel(weights, bias), tags)
