@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import deque
@@ -96,15 +97,21 @@ def _result(part: Any, future: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def _threads(workers: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    """Threads that share the cores. At the end they are stopped and awaited."""
+    """Threads that share the cores. At the end they are stopped and awaited.
+
+    Until then the garbage collector does not look at the objects that exist now: it holds the lock
+    of the interpreter, for a fifth of a second with those of PyTorch and a model.
+    """
     from trifold.fast.thread_pool import executor_sharing_cores
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     executor = executor_sharing_cores(workers)
+    gc.freeze()
     try:
         yield executor
     finally:
         stop.set()
         executor.shutdown(cancel_futures=True)
+        gc.unfreeze()
         sys.setswitchinterval(before)
