@@ -316,3 +316,9 @@ def test_a_curve_has_the_finite_losses_of_the_metrics(tmp_path):
     found = advice.read_curve(UntrustedPath(file, tmp_path))
     assert found == LossCurve([(20, 0.7)], [(20, 0.6)])
     assert LossCurve([(n, float(n)) for n in range(100)]).parts[-1] == np.mean(range(90, 100))
+
+
+def test_a_loss_that_begins_low_because_a_part_was_fitted_is_not_flat():
+    losses = [0.54, 0.535, 0.53]
+    assert advise_run(finished(losses, HEALTHY))
+    assert not advise_run(finished(losses, HEALTHY, is_fitted=True))

@@ -15,7 +15,7 @@ from trifold.errors import join_or, plural, wrapped
 from trifold.folders import UntrustedPath
 from trifold.jsonfiles import finite, iter_metrics
 from trifold.objectives.evaluation import ConstantAnswer
-from trifold.objectives.rates import fine_tuning_rate, new_rate
+from trifold.objectives.rates import RATE_WITH_PATH, fine_tuning_rate, new_rate
 from trifold.recipe import FINITE_SCHEDULES, Recipe
 from trifold.scores import score_text
 from trifold.train.checkpoint import TrainingProgress
@@ -96,6 +96,7 @@ class FinishedRun(NamedTuple):
     """What the rules know of a run that has ended.
 
     rows: of the training data. known: validation rows that are also in it. folder: to continue it.
+    is_fitted: whether a part of the model was fitted before training.
     """
 
     recipe: Recipe
@@ -109,6 +110,7 @@ class FinishedRun(NamedTuple):
     known: int = 0
     rejected: int = 0
     stopped_by: str = "steps"
+    is_fitted: bool = False
 
 
 # --- curves ---------------------------------------------------------------------------------------
@@ -164,6 +166,8 @@ def _rate(run: FinishedRun) -> float:
 def _usual_rate(run: FinishedRun) -> float:
     """A peak of the learning rate that suits the weights, which are new or those of start_from."""
     width = run.recipe.model.d_model
+    if run.is_fitted:
+        return RATE_WITH_PATH
     if run.recipe.start_from is None:
         return new_rate(width)
     return fine_tuning_rate(width, adapters=run.recipe.train.lora is not None)
@@ -172,7 +176,8 @@ def _usual_rate(run: FinishedRun) -> float:
 def _is_flat(run: FinishedRun) -> bool:
     """Whether new weights have learned nothing: the training loss has stayed where it began."""
     parts = run.curve.parts
-    if len(parts) < 3 or run.recipe.start_from is not None or _diverged(run):
+    is_new = run.recipe.start_from is None and not run.is_fitted
+    if len(parts) < 3 or not is_new or _diverged(run):
         return False
     return parts[0] - min(parts) < FLAT * parts[0]
 
@@ -577,4 +582,5 @@ def finished_run(
         known=known,
         rejected=progress.rejected,
         stopped_by=stopped_by,
+        is_fitted=objective.starts_fitted,
     )
