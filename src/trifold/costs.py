@@ -53,6 +53,8 @@ LETTERS = {
     "P": "positions",
     "W": "embedding width",
     "C": "classes",
+    "N": "columns of the linear path",
+    "n": "columns of n-grams",
     "X": "experts",
     "J": "width of an expert",
     "K": "shared experts",

@@ -54,6 +54,7 @@ EXAMPLES: dict[str, Any] = {
     },
     "query_stream": {"shape": "encoder", "positions": "relative-sinusoidal", "query_stream": True},
     "word_matches": {"shape": "encoder", "word_matches": True},
+    "linear_path": {"shape": "encoder", "heads": ["sequence"], "linear_path": {}},
     "patch_size": {
         "shape": "encoder",
         "patch_size": [16, 16],

@@ -229,6 +229,7 @@ def _output(config: ModelConfig) -> Iterator[str]:
         yield "untied output matrix"
     if config.lm_head_transform is not None:
         yield "additional layer before the logits"
+    yield from _of_parts(config, "output")
 
 
 def _other_heads(config: ModelConfig) -> list[str]:

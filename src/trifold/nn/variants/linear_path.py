@@ -188,13 +188,13 @@ class LinearPathPart(LogitsPart):
     def phrase(self, config: CoreConfig) -> str:
         settings = _settings(config)
         sizes = {
-            "buckets of words and pairs of words": settings.words,
+            "buckets of words": settings.words,
             "buckets of characters": settings.characters,
             "given numbers": settings.given,
             "buckets of words that two texts share": settings.compared,
         }
         listed = " and ".join(f"{size:,} {name}" for name, size in sizes.items() if size)
-        return f"logits of a linear model are added: {listed}"
+        return f"logits of a linear model added, on {listed}"
 
 
 def _settings(config: CoreConfig) -> LinearPath:
