@@ -4,7 +4,9 @@ prediction read the same words.
 
 from __future__ import annotations
 
+import copy
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from tests.train.runs import RecordingView, lines_of
 
 import trifold
+from trifold.costs import count_parameters
 from trifold.linear import shared_words
 from trifold.linear.hashed import hashed_names
 from trifold.linear.overlap import NAMES, Overlap
 from trifold.linear.shared_words import counted_pairs
-from trifold.nn import ModelConfig, overlap
+from trifold.nn import ModelConfig, Transformer, overlap
 from trifold.nn.config import REGRESSION
 from trifold.nn.overlap import overlap_numbers
 from trifold.objectives.linear_path import PairRows, fit_pairs
@@ -27,6 +30,7 @@ from trifold.predict.text_features import as_features
 from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.data import load_data
+from trifold.train.initial_weights import new_model
 
 BUCKETS = 2**16
 WORDS = [*(f"word{n}s" for n in range(30)), "12", "7a", "wordless", "İzmir", "字"]
@@ -180,3 +184,48 @@ def test_a_new_model_has_the_path_unless_both_orders_are_read(tmp_path):
     assert (path.compared, path.words, path.characters) == (BUCKETS, 0, 0)
     assert config_with(model__linear_path=False).linear_path is None
     assert config_with(task__both_orders=True).linear_path is None
+
+
+def test_the_parameters_are_those_of_the_formula() -> None:
+    config = config_of(d_model=16, n_layers=1, n_heads=2, d_ff=16, vocab_size=31, n_labels=3)
+    model = Transformer(config)
+    assert count_parameters(config) == sum(weight.numel() for weight in model.parameters())
+
+
+def test_the_outputs_are_the_mean_of_both_once_the_transformer_has_learned(tmp_path):
+    data = {
+        "data.train": write(tmp_path, "numbers", 0),
+        "data.valid": write(tmp_path, "numbers", 1),
+    }
+    loaded = load_data(
+        load_recipe("classify", TINY | data), tmp_path / "tokenizer", RecordingView()
+    )
+    objective: Any = loaded.objective
+    model = new_model(loaded).eval()
+    batch = objective.batch(loaded.valid, np.arange(20))
+
+    def outputs_with(weights: dict[str, torch.Tensor], inputs: Any) -> torch.Tensor:
+        saved = copy.deepcopy(model)
+        saved.load_state_dict(weights)
+        with torch.no_grad():
+            return saved.head_outputs(inputs, heads=["sequence"])["sequence"]
+
+    path = outputs_with(objective.saved_weights(model.state_dict()), batch.inputs)
+    baseline = Overlap.fit(
+        [*loaded.bundle.train.columns["text"], *loaded.bundle.train.columns["pair"]]
+    )
+    columns = (loaded.bundle.train.columns, loaded.bundle.valid.columns)
+    x, of_valid = (baseline.features(each["text"], each["pair"]) for each in columns)
+    deviations = np.where(x.std(0) > 0, x.std(0), 1)
+    oracle = Ridge(1.0).fit((x - x.mean(0)) / deviations, loaded.train.labels)
+    expected = oracle.predict((of_valid[:20] - x.mean(0)) / deviations)
+    np.testing.assert_allclose(path[:, 0], expected, atol=5e-3)  # as long as nothing is learned
+    torch.nn.init.normal_(model.heads["sequence"].out_proj.weight)
+    weights = objective.saved_weights(model.state_dict())
+    alone = dict(model.state_dict())
+    mean, deviation = objective.scale
+    without = replace(batch.inputs, features=None)
+    transformer = outputs_with(alone, without) * deviation + mean
+    assert torch.allclose(outputs_with(weights, batch.inputs), (path + transformer) / 2, atol=1e-4)
+    for name, value in objective.trained_weights(weights).items():
+        assert torch.allclose(value, alone[name], atol=1e-6), name
