@@ -247,6 +247,16 @@ def test_many_rows_and_very_few_are_held_out(tmp_path, rows, holdout):
     assert recipe.data.holdout == holdout and "data.holdout" in recipe.sized
 
 
+def test_the_rows_of_a_workbook_are_counted(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in [("text", "label"), *((f"a text {n}", n % 2) for n in range(60))]:
+        book.active.append(row)
+    book.save(tmp_path / "a.xlsx")
+    recipe = load_recipe("classify", {"data.train": str(tmp_path / "a.xlsx")})
+    assert recipe.data.holdout == "folds:5"
+
+
 def test_other_tasks_and_limits_of_time_have_no_folds(tmp_path):
     table = write_table(tmp_path)
     with pytest.raises(SettingsError, match=r"train\.minutes: folds are compared"):

@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from trifold.data import expand_path, iter_lines, list_files
+from trifold.data import DataSettings, expand_path, iter_lines, list_files
 from trifold.data.archives import stored_size
 from trifold.data.dialects import csv_records
 from trifold.data.files import FOLDER_FORMATS, FORMATS
 from trifold.data.frames import Frame
 from trifold.data.lines import inner_suffix
+from trifold.data.tables import open_table
 from trifold.errors import TrifoldError
 from trifold.objectives import settings_class
 
 LARGE = 20_000_000  # bytes of files from which on only their sizes are read
+TABLES = ("excel", "parquet")  # formats of rows that are no lines of text
+LARGEST_TABLE = 2_000_000  # bytes of such a file, whose rows are read
 LONG_ROW = 512.0  # tokens of a long row of data whose rows are not known
 
 
@@ -64,9 +67,16 @@ def _iter_cells(frame: Frame) -> Iterator[str]:
 
 
 def _iter_records(file: str) -> Iterator[str]:
-    """The lines of a file, or the records of CSV, whose texts may have several lines."""
+    """The lines of a file, or the records of CSV, whose texts may have several lines; the rows of a
+    small workbook or Parquet file.
+    """
+    kind = FORMATS.get(inner_suffix(file))
+    if kind in TABLES:
+        is_small = stored_size(expand_path(file)) <= LARGEST_TABLE
+        rows = open_table(file, kind, DataSettings()).rows if is_small else iter(())
+        return (" ".join(map(str, row.values())) for _, _, row in rows if row)
     lines = iter_lines(file, LARGE, allow_empty=True)
-    if FORMATS.get(inner_suffix(file)) != "csv":
+    if kind != "csv":
         return lines
     return (record for _, record in csv_records(lines, file, LARGE))
 

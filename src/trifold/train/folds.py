@@ -112,7 +112,7 @@ def _train_each(
     """Train the folds that are not finished; the outcome of the last one."""
     outcome: Outcome | None = None
     rows = count / (count - 1)  # of the last run, in those of a fold
-    is_first = True
+    fold_view = FoldView(view)
     for number in range(1, count + 1):
         part = RunPart(folder.path, count - number + 1 + rows)
         with closing(RunFolder(fold_path(folder, number), ranks.command, part)) as fold:
@@ -120,8 +120,7 @@ def _train_each(
                 continue
             try:
                 planned = ranks.in_turn(_recipe_of_fold, folder, recipe, number, count)
-                view.say(f"fold {number} of {count}, without a {count}th of the rows:")
-                fold_view = FoldView(view, is_quiet=not is_first)
+                view.say(f"fold {number} of {count}:")
                 outcome = train_in(
                     fold, planned, ranks, fold_view, resume=True, data_changed=data_changed
                 )
@@ -129,7 +128,7 @@ def _train_each(
                 if ranks.is_first:
                     _remove_unused(folder)
                 raise
-        is_first = False
+        fold_view.is_quiet = True
         if not outcome.finished:
             return outcome
         scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
@@ -231,16 +230,19 @@ def _record(folder: RunFolder, recipe: Recipe, view: View) -> None:
 
 
 class FoldView(View):
-    """Shows a fold: progress, warnings and how it ended; of the first one all lines, but no
-    validations.
+    """Shows the folds: progress, warnings and how they ended; of the first one all lines, but no
+    validations. What one has reported is not repeated.
     """
 
-    def __init__(self, view: View, *, is_quiet: bool) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
-        self._is_quiet = is_quiet
+        self._reported = set[str]()
+        self.is_quiet = False
 
     def say(self, line: str) -> None:
-        if not self._is_quiet or line.startswith(("warning:", "stopped at", "continuing from")):
+        is_shown = line.startswith(("warning:", "stopped at", "continuing from"))
+        if line not in self._reported and (is_shown or not self.is_quiet):
+            self._reported.add(line)
             self._view.say(line)
 
     def begin(self, total: int, done: int = 0) -> None:
