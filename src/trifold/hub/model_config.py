@@ -66,7 +66,7 @@ def meta_parameters(config: ModelConfig, place: UntrustedPath) -> dict[str, Tens
     """
     try:
         with torch.device("meta"):
-            return dict(Transformer(config).named_parameters())
+            return dict(Transformer(config, initialize=False).named_parameters())
     except (RuntimeError, TypeError, OverflowError) as error:  # an overflow in the product of sizes
         raise CheckpointError(
             f"{place}: no model has such sizes ({str(error).splitlines()[0]})"

@@ -8,6 +8,7 @@ NaN.
 import json
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -45,6 +46,12 @@ class Session:
         self.roles = roles
         self.lock = RLock()
         self._traces: dict[str, Trace] = {}
+
+    @cached_property
+    def containers(self) -> dict[str, Any]:
+        """The module that contains each hook point, by the names of the point."""
+        points = hook_points(self.pipeline.model)
+        return {name: module for _, module, names in points for name in names}
 
     def trace(
         self, text: Any, target: Target = None, edits: Edits = (), *, gradients: bool = False
@@ -211,7 +218,7 @@ def neuron(
     masked = heads[head, query]
     scaled = traced[f"{point}queries"][head, query].float()
     keys = traced[f"{point}keys"]
-    scale = _score_scale(session.pipeline, f"{point}queries")
+    scale = float(session.containers[f"{point}queries"].scale)
     # The hook point has the query times scale · √D, because `ops.attend` divides by √D.
     q = scaled / (scale * math.sqrt(len(scaled)))
     k = keys[head * len(keys) // len(heads)].float()  # which several heads of queries may share
@@ -232,13 +239,6 @@ def neuron(
         "weights": traced[f"{point}pattern"][head, query],
     }
     return {"scale": scale, **{name: _array(x) for name, x in rows.items()}}
-
-
-def _score_scale(pipeline: Pipeline, point: str) -> float:
-    """The factor of q · k in the attention that has this hook point."""
-    points = hook_points(pipeline.model)
-    layer: Any = next(layer for _, layer, names in points if point in names)
-    return float(layer.scale)
 
 
 def roles(session: Session) -> Answer:
