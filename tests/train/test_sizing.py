@@ -202,6 +202,7 @@ TINY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_continued_run_keeps_what_was_counted(tmp_path):
     settings = TINY | {"data.train": table(tmp_path, texts(400, [3, 40]))}
     settings["model.linear_path"] = False  # for which more steps are estimated than the fewest
@@ -219,6 +220,7 @@ def test_a_continued_run_keeps_what_was_counted(tmp_path):
     assert view.lines[-1].startswith("nothing to do")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["recipe", "run"])
 def test_a_run_that_was_killed_before_it_counted_counts_when_it_continues(
     tmp_path, monkeypatch, command
