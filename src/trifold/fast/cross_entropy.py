@@ -87,6 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         nll = uniform = d_weight.new_zeros(())
         mean_weight = weight.float().mean(0)
+        hidden_sum = torch.zeros_like(mean_weight)
         # Matmuls are faster with chunks (classes, rows) than with their transposes. PyTorch's
         # library for fp32 also reads a transposed matrix in place; oneDNN copies it in each call.
         is_float32 = hidden.dtype is torch.float32
@@ -122,7 +123,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_bias.index_add_(0, label, real, alpha=smoothing - 1)
             if smoothing:
                 d_h.addcmul_(mean_weight, real[:, None], value=-smoothing)
-                d_weight -= (smoothing / classes) * h32.sum(0)
+                hidden_sum += h32.sum(0)
                 # log Σ exp z = z_y - log p_y and mean(z) = h · mean(W) + mean(b) need no pass over
                 # the logits.
                 difference = (h32 * label_weight).sum(-1) - h32 @ mean_weight
@@ -131,6 +132,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     d_bias -= (smoothing / classes) * real.sum()
                 uniform = uniform + difference.sum()
             d_hidden[chunk] = d_h
+        if smoothing:
+            d_weight -= (smoothing / classes) * hidden_sum
         loss = nll + smoothing * uniform
         ctx.save_for_backward(d_hidden, d_weight, d_bias)
         ctx.dtype = weight.dtype

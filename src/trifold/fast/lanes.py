@@ -209,6 +209,13 @@ def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
     _store(builder, builder.or_(low, builder.shl(high, _constant(_WORDS, 16))), address)
 
 
+@_operation(types.void, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
+    """Read the line of an address into the caches. The address may be any."""
+    kind = ir.FunctionType(ir.VoidType(), [address.type])
+    builder.call(ir.InlineAsm(kind, "prefetcht0 ($0)", "r", side_effect=True), [address])
+
+
 @_operation(types.void, types.int64, types.int64, types.int64)
 def transpose(builder: Any, source: Any, stride: Any, target: Any) -> None:
     """16 rows of 16 words, `stride` bytes apart -> their columns, one after the other.
