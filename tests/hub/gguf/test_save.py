@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.hub.gguf.vocabularies import wordpiece
 from tests.hub.gguf.writing import CASES
 from torch import Tensor
 
@@ -235,6 +237,23 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     written = _outputs(tmp_path / "a.gguf", "qwen2")
     assert torch.equal(written, _outputs(tmp_path / "adapter", "qwen2"))
     assert (written - _outputs(tmp_path / "base", "qwen2")).abs().max() > 0.01
+
+
+def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
+    """In llama.cpp, a BERT begins texts with the begin token, by default 101."""
+    made = wordpiece()
+    case = CASES["bert"]
+    options = {**case.options, "vocab_size": made.size}
+    case = replace(
+        case, options=options, keys=lambda config: CASES["bert"].keys(config) | made.keys
+    )
+    embed = trifold.load(case.write(tmp_path / "a.gguf", case.model()))
+    embed.save(tmp_path / "old")
+    save_gguf(tmp_path / "old", tmp_path / "b.gguf")
+    fields = gguf.GGUFReader(tmp_path / "b.gguf").fields
+    found = {key: fields[key].contents() for key in fields if key.endswith("_token_id")}
+    expected = {key: value for key, value in made.keys.items() if key.endswith("_token_id")}
+    assert found == expected | {"tokenizer.ggml.bos_token_id": 2}
 
 
 def test_pooling_is_written_and_dense_layers_are_refused(tmp_path: Path) -> None:

@@ -63,6 +63,25 @@ def test_keys_are_those_that_the_tokenizer_was_read_from(name: str) -> None:
     assert reread.templates == tokenizer.templates
 
 
+def test_normalization_is_read_from_the_file_before_the_vocabulary() -> None:
+    keys = vocabularies.wordpiece(cased=True).keys
+    for lowercase, strips, expected in (
+        (False, False, ["The", "[UNK]"]),
+        (True, True, ["the", "a"]),
+        (True, False, ["the", "[UNK]"]),
+    ):
+        chosen = keys | {
+            f"{PREFIX}normalizer.lowercase": lowercase,
+            f"{PREFIX}normalizer.strip_accents": strips,
+        }
+        tokenizer = _tokenizer(chosen)
+        assert tokenizer.pieces(tokenizer.encode(["The Á"])[0]) == expected
+        values = tokenizer_values(tokenizer, tokenizer.vocab_size, [], "a folder")
+        assert {key: values[key] for key in chosen if "normalizer" in key} == {
+            key: value for key, value in chosen.items() if "normalizer" in key
+        }
+
+
 def test_every_way_to_split_texts_is_found() -> None:
     keys = vocabularies.byte_level().keys
     ways = {(way, name in WHOLE_WORDS): name for name, way in PRE_TOKENIZERS.items()}

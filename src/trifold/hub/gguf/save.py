@@ -227,7 +227,10 @@ def _tokenizer_values(codec: Tokenizer | None, model: _Model, place: str) -> Val
     values = tokenizer_values(
         codec, rows, [number for number in end_ids if isinstance(number, int)], place
     )
-    return named | values
+    end = f"{PREFIX}eos_token_id"
+    if config.decoder_layers and end in named:  # without one, llama.cpp takes token 11
+        values.setdefault(end, named[end])
+    return values
 
 
 def _write_modelfile(path: Path, text: str) -> None:

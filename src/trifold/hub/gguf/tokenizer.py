@@ -21,6 +21,8 @@ Document: TypeAlias = dict[str, Any]
 PREFIX = "tokenizer.ggml."
 MODEL = f"{PREFIX}model"
 TEMPLATE = "tokenizer.chat_template"
+LOWERCASE = f"{PREFIX}normalizer.lowercase"
+STRIP_ACCENTS = f"{PREFIX}normalizer.strip_accents"
 NO_TOKENIZER = ("no_vocab", "none")
 # Types of tokens.
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -320,6 +322,7 @@ def _wordpiece(vocabulary: _Vocabulary) -> Document:
     ]
     ids = {name: number for number, name in enumerate(names)}
     is_cased = any(re.match("[A-Z]", name) for name in ids)
+    lowercase = vocabulary.file.flag(LOWERCASE, default=not is_cased)
     first = _role(vocabulary, "cls_token", "cls_token_id")
     last = _role(vocabulary, "sep_token", "seperator_token_id")
     return {
@@ -328,8 +331,8 @@ def _wordpiece(vocabulary: _Vocabulary) -> Document:
             "type": "BertNormalizer",
             "clean_text": True,
             "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": not is_cased,
+            "strip_accents": vocabulary.file.flag(STRIP_ACCENTS, default=lowercase),
+            "lowercase": lowercase,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": _template(vocabulary, [first], [last], [last]),

@@ -22,10 +22,13 @@ from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.tokenizer import (
     BYTE,
     CONTROL,
+    DEFAULTS,
+    LOWERCASE,
     MODEL,
     NORMAL,
     PREFIX,
     ROLES,
+    STRIP_ACCENTS,
     TEMPLATE,
     UNKNOWN,
     UNUSED,
@@ -283,29 +286,38 @@ def _unigram(writer: _Writer, document: Document) -> Iterator[Values]:
         f"{PREFIX}add_space_prefix": True,
         f"{PREFIX}remove_extra_whitespaces": True,
     }
-    if (charsmap := _charsmap(document["normalizer"])) is not None:
-        content = np.frombuffer(base64.b64decode(charsmap), np.uint8)
+    rules = _step(document["normalizer"], "Precompiled")
+    if rules.get("precompiled_charsmap"):
+        content = np.frombuffer(base64.b64decode(rules["precompiled_charsmap"]), np.uint8)
         values[f"{PREFIX}precompiled_charsmap"] = content
     yield values
 
 
-def _charsmap(part: Any) -> str | None:
-    """The compiled rules in a normalizer, if it has some."""
-    steps = part.get("normalizers", [part]) if isinstance(part, Mapping) else []
-    found = [step for step in steps if step.get("type") == "Precompiled"]
-    return found[0]["precompiled_charsmap"] if found else None
+def _step(normalizer: Any, kind: str) -> Mapping[str, Any]:
+    """The first step of a kind in a normalizer; empty if there is none."""
+    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, Mapping) else []
+    return next((step for step in steps if step.get("type") == kind), {})
 
 
 def _wordpiece(writer: _Writer, document: Document) -> Iterator[Values]:
     """WordPiece. Files mark the start of a word, ▁x, instead of what continues it, ##x."""
     names, types = writer.tokens(document, unknown=False)
     tokens = [_phantom(name, kind) for name, kind in zip(names, types, strict=True)]
-    yield {
+    normalizer = _step(document["normalizer"], "BertNormalizer")
+    lowercase = bool(normalizer.get("lowercase"))
+    strips = normalizer.get("strip_accents")
+    values: Values = {
         MODEL: "bert",
         f"{PREFIX}pre": "default",
         f"{PREFIX}tokens": tokens,
         f"{PREFIX}token_type": np.array(types, np.int32),
+        LOWERCASE: lowercase,
+        STRIP_ACCENTS: lowercase if strips is None else bool(strips),
     }
+    first = writer.tokenizer.cls_id
+    if first is not None and first != DEFAULTS["bert"]["cls_token"]:
+        values[f"{PREFIX}bos_token_id"] = first  # llama.cpp begins texts with this one
+    yield values
 
 
 def _phantom(name: str, kind: int) -> str:
