@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -9,7 +10,7 @@ import threading
 
 import pytest
 
-from trifold.cli.overlap import compute_ahead
+from trifold.cli.overlap import WAITING, compute_ahead
 from trifold.cli.terminal import is_regular_file
 
 
@@ -99,6 +100,22 @@ def test_threads_end_when_the_results_are_left():
     results.close()
     assert 1 <= len(stopped) <= 2
     assert not [each for each in threading.enumerate() if each.name.startswith("worker")]
+
+
+def test_parts_wait_for_the_workers_and_old_objects_are_not_collected():
+    read = []
+
+    def numbers():
+        for number in range(20):
+            read.append(number)
+            yield number
+
+    results = compute_ahead(lambda part, on_done: part, numbers(), lambda number: None, 2)
+    assert next(results) == (0, 0)
+    assert len(read) == 2 + WAITING
+    assert gc.get_freeze_count() > 1000
+    results.close()
+    assert gc.get_freeze_count() == 0
 
 
 def test_only_a_file_is_read_ahead(tmp_path):
