@@ -107,9 +107,11 @@ def _numbered(sequences: Iterable[Sequence[str]]) -> tuple[list[str], Ids, Ids]:
     starts.
     """
     kept = list(sequences)
-    numbers: dict[str, int] = {}
-    ids = [numbers.setdefault(name, len(numbers)) for name in chain.from_iterable(kept)]
-    return list(numbers), np.array(ids, np.int64), np.cumsum([0, *map(len, kept)])
+    flat = list(chain.from_iterable(kept))
+    names = list(dict.fromkeys(flat))
+    numbers = dict(zip(names, range(len(names)), strict=True))
+    ids = np.fromiter(map(numbers.__getitem__, flat), np.int64, len(flat))
+    return names, ids, np.cumsum([0, *map(len, kept)])
 
 
 def _hash_names(names: Sequence[str]) -> Hashes:
