@@ -13,7 +13,7 @@ from trifold.fast.one_state import output_of_one_state, reads_one_state
 from trifold.hub import load_model, save_model
 from trifold.hub.convert import convert
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.inputs import Features
+from trifold.nn.inputs import RowFeatures
 from trifold.nn.packing import Packing
 from trifold.predict.text_features import text_features
 
@@ -49,7 +49,7 @@ def dense_logits(model: Transformer, texts: list[str]) -> torch.Tensor:
     return path.scale.double() * (x @ path.weight.double() + path.bias.double())
 
 
-def inputs_of(texts: list[str], features: Features | None) -> Inputs:
+def inputs_of(texts: list[str], features: RowFeatures | None) -> Inputs:
     """Packed rows of tokens, one for each text, with features."""
     packing = Packing.of(torch.arange(3, 3 + len(texts)))
     tokens = torch.randint(5, 31, (1, packing.length), generator=torch.Generator().manual_seed(1))
@@ -77,12 +77,12 @@ def test_given_numbers_are_used_as_they_are():
     x = torch.tensor([[1.0, 0, -2, 0, 3], [0.5, 1, 0, 0, 0]])
     rows, ids = x.nonzero().T
     starts = torch.tensor([0, 3, 5])
-    found = path(Features(ids, x[rows, ids], starts))
+    found = path(RowFeatures(ids, x[rows, ids], starts))
     torch.testing.assert_close(found, path.scale * (x @ path.weight + path.bias))
     assert path.idf.numel() == 0
     # Beside n-grams, whose lengths do not change them.
     path = model_with({"words": 3, "characters": 0, "given": 2}).heads["sequence"].path
-    both = Features(torch.tensor([0, 2, 4]), torch.tensor([2.0, 1, -7]), torch.tensor([0, 2, 3]))
+    both = RowFeatures(torch.tensor([0, 2, 4]), torch.tensor([2.0, 1, -7]), torch.tensor([0, 2, 3]))
     words = path.idf[[0, 2]] * torch.tensor([2.0, 1])
     words = words / (words.norm() if words.any() else 1.0)
     expected = words @ path.weight[[0, 2]] - 7 * path.weight[4] + path.bias
@@ -94,7 +94,7 @@ def test_known_logits_take_the_place_of_features_and_only_the_scale_learns():
     known = torch.randn(4, 3)
     alone, both = (
         model.head_outputs(inputs_of(TEXTS, given), heads=["sequence"])["sequence"]
-        for given in (None, Features.known(known))
+        for given in (None, RowFeatures.known(known))
     )
     path = model.heads["sequence"].path
     assert torch.equal(both, alone + path.scale * known)

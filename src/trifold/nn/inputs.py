@@ -13,7 +13,7 @@ from trifold.nn.packing import UNPACKED, Packing, Unpacked
 
 
 @dataclass
-class Features:
+class RowFeatures:
     """Counted features of B rows, for parts that read them beside the states of tokens.
 
     ids, values (N,): the numbers and the values of all features. starts (B·K + 1): where those of
@@ -27,12 +27,12 @@ class Features:
     logits: Tensor | None = None
 
     @classmethod
-    def known(cls, logits: Tensor) -> Features:
+    def known(cls, logits: Tensor) -> RowFeatures:
         """Rows whose logits are known."""
         none = torch.zeros(0, dtype=torch.int64)
         return cls(none, torch.zeros(0), torch.zeros(1, dtype=torch.int64), logits)
 
-    def to(self, device: torch.device, *, non_blocking: bool = True) -> Features:
+    def to(self, device: torch.device, *, non_blocking: bool = True) -> RowFeatures:
         """A copy on another device."""
         moved = {
             each.name: x.to(device, non_blocking=non_blocking)
@@ -76,7 +76,7 @@ class Inputs:
     globals: Tensor | None = None
     edges: Tensor | None = None
     pixels: Tensor | None = None
-    features: Features | None = None
+    features: RowFeatures | None = None
 
     def token_positions(self, start: int = 0) -> Tensor:
         """(B or 1, T) the position of each token; `start` is the length of the cache."""

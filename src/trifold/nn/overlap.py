@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.nn.inputs import Features
+from trifold.nn.inputs import RowFeatures
 
 NUMBERS = 12  # of what two texts share
 # The blocks of counts of a pair: words of both texts, of each, and of one only; numbers that depend
@@ -22,7 +22,7 @@ WITHOUT_IDF = (0, 4, 6, 7, 8, 9, 11)
 WITH_IDF = (1, 2, 3, 5, 10)
 
 
-def overlap_numbers(features: Features, idf: Tensor) -> Tensor:
+def overlap_numbers(features: RowFeatures, idf: Tensor) -> Tensor:
     """(B, 12) what the texts of each pair share (`linear.overlap`), from counts of their words
     (`linear.shared_words`).
     """

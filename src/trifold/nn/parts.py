@@ -609,8 +609,8 @@ class WalkPart(Part):
 
 
 class FeatureColumns(NamedTuple):
-    """How many columns of features (`nn.inputs.Features`) are n-grams of words and of characters,
-    and how many are numbers that are given; or how many are words of two texts that are compared.
+    """How many columns of `nn.inputs.RowFeatures` are n-grams of words and of characters, and how
+    many are numbers that are given; or how many are words of two texts that are compared.
     """
 
     words: int = 0

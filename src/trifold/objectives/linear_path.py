@@ -23,7 +23,7 @@ from trifold.linear.matrix import FeatureMatrix, dense, sparse
 from trifold.linear.ridge import fit_ridge
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION
-from trifold.nn.inputs import Features
+from trifold.nn.inputs import RowFeatures
 from trifold.nn.overlap import FIRST, PAIR_BLOCKS, SECOND, overlap_numbers
 from trifold.nn.parts import FeatureColumns, LogitsPart, part_of
 from trifold.predict.text_features import as_features, text_features
@@ -47,10 +47,10 @@ class PathRows:
     texts: Sequence[str]
     logits: NDArray[np.float32] | None = None
 
-    def features(self, config: ModelConfig, rows: Ids) -> Features | None:
+    def features(self, config: ModelConfig, rows: Ids) -> RowFeatures | None:
         """The features of some of the rows."""
         if self.logits is not None:
-            return Features.known(torch.from_numpy(self.logits[rows]))
+            return RowFeatures.known(torch.from_numpy(self.logits[rows]))
         return text_features(config, [self.texts[row] for row in rows.tolist()])
 
 
@@ -60,7 +60,7 @@ class PairRows:
 
     counted: SparseRows
 
-    def features(self, config: ModelConfig, rows: Ids) -> Features:
+    def features(self, config: ModelConfig, rows: Ids) -> RowFeatures:
         """The features of some of the rows."""
         return as_features(self.counted.select(rows, PAIR_BLOCKS))
 

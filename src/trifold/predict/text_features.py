@@ -11,13 +11,13 @@ import torch
 from trifold.linear.hashed import SparseRows, hashed_ngrams
 from trifold.linear.shared_words import counted_pairs
 from trifold.nn import ModelConfig
-from trifold.nn.inputs import Features
+from trifold.nn.inputs import RowFeatures
 from trifold.nn.parts import LogitsPart, part_of
 
 
 def text_features(
     config: ModelConfig, texts: Sequence[str], pairs: Sequence[str] | None = None
-) -> Features | None:
+) -> RowFeatures | None:
     """The features of texts, or of pairs of texts, for the linear path of a model; None if it reads
     none of the text.
     """
@@ -31,6 +31,6 @@ def text_features(
     return as_features(hashed_ngrams(texts, columns.words, columns.characters))
 
 
-def as_features(rows: SparseRows) -> Features:
+def as_features(rows: SparseRows) -> RowFeatures:
     """Counted rows as the model reads them."""
-    return Features(*map(torch.from_numpy, rows))
+    return RowFeatures(*map(torch.from_numpy, rows))

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
-from trifold.nn.inputs import Features
+from trifold.nn.inputs import RowFeatures
 from trifold.nn.overlap import NUMBERS, overlap_numbers
 from trifold.nn.parts import AnyConfig, FeatureColumns, LogitsPart, used_group
 from trifold.nn.problems import Problems
@@ -80,13 +80,13 @@ class LinearLogits(nn.Module):
             parameter.zero_()
         self.scale.fill_(1.0)
 
-    def forward(self, features: Features) -> Tensor:
+    def forward(self, features: RowFeatures) -> Tensor:
         """(B, C)."""
         if features.logits is not None:
             return self.scale * features.logits.to(self.scale)
         return self.scale * self.logits(features)
 
-    def logits(self, features: Features) -> Tensor:
+    def logits(self, features: RowFeatures) -> Tensor:
         """x W + b (B, C), in float32 or float64."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         blocks = self.settings.blocks
@@ -133,7 +133,7 @@ class OverlapLogits(LinearLogits):
         self.idf = _fixed(settings.compared + 1)
         self.scale = nn.Parameter(torch.empty(1))
 
-    def logits(self, features: Features) -> Tensor:
+    def logits(self, features: RowFeatures) -> Tensor:
         """x W + b (B, C), in float32 or float64."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         numbers = overlap_numbers(features, self.idf.to(wide))
