@@ -28,13 +28,13 @@ from trifold.train.fold_scores import Choice, JoinedFolds
 from trifold.train.held_out import HeldOut
 from trifold.train.run_folder import RunFolder
 
-FOLDS = 5
+FOLDS = 3
 ROWS = 60
 BIAS = "heads.sequence.out_proj.bias"
 TINY: dict[str, Any] = {
     "model.d_model": 8, "model.n_layers": 1, "model.n_heads": 2, "model.d_ff": 8, "model.max_positions": 16,
     "model.linear_path": {"words": 256, "characters": 256},
-    "train.steps": 15, "train.warmup": 3, "train.validate_every": 5, "train.save_every": 5, "train.learning_rate": 0.02,
+    "train.steps": 18, "train.warmup": 3, "train.validate_every": 6, "train.save_every": 6, "train.learning_rate": 0.02,
     "train.device": "cpu", "train.precision": "float32", "train.samples": 0, "batch.tokens": 64, "tokenizer.vocab_size": 40,
 }  # fmt: skip
 
@@ -56,7 +56,8 @@ def write_table(folder: Path, **columns: Any) -> str:
 
 
 def train_here(folder: Path, table: str, view: Any = None, **changes: Any) -> Any:
-    settings = TINY | {"data.train": table} | changes
+    folds = {} if "data.valid" in changes else {"data.holdout": f"folds:{FOLDS}"}
+    settings = TINY | {"data.train": table} | folds | changes
     return train("classify", out=folder, view=view or RecordingView(), **settings)
 
 
@@ -113,8 +114,8 @@ def test_the_steps_are_those_with_the_best_mean_over_folds(finished):
     choice = Choice.read(RunFolder(run))
     assert choice.step == max(steps, key=rank) and choice.steps == 12
     recorded = load_recipe(run).train
-    assert recorded.steps == 15
-    assert recorded.last_step == outcome.steps == outcome.best_step == round(choice.step * 15 / 12)
+    assert recorded.steps == 18
+    assert recorded.last_step == outcome.steps == outcome.best_step == round(choice.step * 18 / 12)
 
 
 def test_the_score_is_that_of_the_folds(finished):
@@ -140,9 +141,9 @@ def test_the_score_is_that_of_the_folds(finished):
     alone = comparison.parts["its linear path alone"]["accuracy"]
     assert alone == pytest.approx(100 * of_path / ROWS)
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
-    assert "Scores of all rows" in card and "held out of the training of one of 5 models" in card
+    assert "Scores of all rows" in card and "held out of the training of one of 3 models" in card
     assert any("for all folds and the run on all rows" in line for line in lines)
-    assert lines[0].startswith("for the size of the data: data.holdout=folds:5")
+    assert lines[0].startswith("data.holdout=folds:3: 3 folds choose the steps")
 
 
 def test_a_run_is_listed_once_and_keeps_no_model_of_a_fold(finished):
@@ -179,7 +180,7 @@ class InterruptingAt(InterruptingView):
             super().step(snapshot)
 
 
-@pytest.mark.parametrize(("run", "at", "command"), [(1, 2, "recipe"), (3, 6, "run"), (6, 3, "run")])
+@pytest.mark.parametrize(("run", "at", "command"), [(1, 2, "recipe"), (2, 6, "run"), (4, 3, "run")])
 def test_a_continued_run_equals_an_uninterrupted_one(finished, tmp_path, run, at, command):
     whole, expected, _ = finished
     table = str(whole.parent / "rows.csv")
@@ -192,7 +193,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(finished, tmp_path, run, at
     if command == "run":
         outcome = train(tmp_path / "run", resume="auto", view=RecordingView())
     else:
-        options = TINY | {"data.train": table} | logged
+        options = TINY | {"data.train": table, "data.holdout": f"folds:{FOLDS}"} | logged
         outcome = train(
             "classify", out=tmp_path / "run", resume="auto", view=RecordingView(), **options
         )
@@ -207,7 +208,7 @@ def test_groups_stay_in_one_fold(tmp_path):
     groups = [number // 6 for number in range(ROWS)]
     table = write_table(tmp_path, customer=groups)
     train_here(tmp_path / "run", table, **{"data.group": "customer", "train.steps": 5})
-    folds = [read_fold(tmp_path / "run", number, 4).lines for number in range(1, FOLDS + 1)]
+    folds = [read_fold(tmp_path / "run", number, 3).lines for number in range(1, FOLDS + 1)]
     owners = [{groups[line - 2] for line in fold} for fold in folds]
     assert sum(map(len, owners)) == len(set().union(*owners)) == 10
 
