@@ -57,18 +57,21 @@ def _from_scratch(cells: Sequence[dict[str, Any]], split: str) -> str:
     ]
     ahead = compared = 0
     for (name, rows), group in grouped(cells):
+        group = of_common_seeds(group, ("trifold", "baselines"))
         ours = measure([cell for cell in group if cell["system"] == "trifold"], split)
         best = best_baseline([cell for cell in group if cell["system"] == "baselines"], split)
         if ours is None or best is None:
             continue
         compared += 1
         ahead += ours.mean >= best.mean
-        error = (ours.error**2 + best.error**2) ** 0.5
         digits = FRACTION.get(SETS[name].score, 1)
+        difference = f"{ours.mean - best.mean:+.{digits}f}"
+        if len(ours.scores) > 1:
+            difference += f" ± {(ours.error**2 + best.error**2) ** 0.5:.{digits}f}"
         lines.append(
             f"| {SETS[name].title} | {rows:,} | {SETS[name].score} "
             f"| {describe(ours, digits)} | {describe(best, digits)} | {best.name} "
-            f"| {ours.mean - best.mean:+.{digits}f} ± {error:.{digits}f} | {_said(group)} "
+            f"| {difference} | {_said(group)} "
             f"| {mean(ours.seconds):.0f} |"
         )
     if not compared:
@@ -106,6 +109,13 @@ def grouped(
     for cell in cells:
         groups[cell["set"], cell["rows"]].append(cell)
     return groups.items()
+
+
+def of_common_seeds(cells: list[dict[str, Any]], systems: Sequence[str]) -> list[dict[str, Any]]:
+    """The cells of the seeds that each of the systems has: a seed draws the rows."""
+    seeds = [{cell["seed"] for cell in cells if cell["system"] == system} for system in systems]
+    common = set.intersection(*seeds)
+    return [cell for cell in cells if cell["seed"] in common]
 
 
 def measure(cells: Sequence[dict[str, Any]], split: str) -> Measured | None:

@@ -116,6 +116,9 @@ def test_tables_have_means_deviations_and_the_best_baseline() -> None:
         *(f"+13.0 ± {error:.1f}", "2 of 3", "9"),
     ]
     assert report.tables(cells, "valid") == ""
+    # Baselines of other rows are left out, and one seed has no deviation.
+    row = report.tables([cells[2], *cells[1::2]], "test").splitlines()[2]
+    assert " 72.0 | 60.0 | two | +12.0 | 1 of 1 | 9 |" in row
 
 
 def test_seeds_draw_other_rows_and_files_keep_them(tmp_path: Path) -> None:
