@@ -406,6 +406,7 @@ def test_a_format_and_a_score_work_from_the_command_line(copy: Path) -> None:
     rows.parent.mkdir()
     rows.write_text("".join(lines), "utf-8")
     small = "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=32 tokenizer.kind=word"
+    small += " model.linear_path=false"  # which would learn these rows before the first step
     trained, _, scored, *_ = run(
         copy,
         "train classify data.train=rows/test.ndtxt data.valid=rows --out classes train.steps=3 "
