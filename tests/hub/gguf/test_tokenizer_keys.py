@@ -63,6 +63,18 @@ def test_keys_are_those_that_the_tokenizer_was_read_from(name: str) -> None:
     assert reread.templates == tokenizer.templates
 
 
+def test_pieces_that_are_merged_first_have_higher_scores() -> None:
+    made = vocabularies.sentences()
+    values: Any = tokenizer_values(_tokenizer(made.keys), made.size, [], "a folder")
+    theirs = np.array(made.keys[f"{PREFIX}scores"])
+    tokens = made.keys[f"{PREFIX}tokens"]
+    merged = [n for n, kind in enumerate(values[f"{PREFIX}token_type"]) if kind == 1]
+    merged = [n for n in merged if len(tokens[n]) > 1]
+    ordered = sorted(merged, key=lambda number: -theirs[number])
+    assert len(ordered) > 50
+    assert (np.diff(values[f"{PREFIX}scores"][ordered]) < 0).all()
+
+
 def test_normalization_is_read_from_the_file_before_the_vocabulary() -> None:
     keys = vocabularies.wordpiece(cased=True).keys
     for lowercase, strips, expected in (
