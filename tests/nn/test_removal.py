@@ -22,9 +22,10 @@ QUIET = ("-q", "-n", "0", "-p", "no:cacheprovider")
 NAMES = [module.__name__.rpartition(".")[2] for module in VARIANTS]
 
 # Imports every module of the package without some variants, and prints a digest of what classical
-# models compute.
+# models compute. Collections would visit what torch has imported, and so copy it into each process.
 PROGRAM = """
-import hashlib, importlib, json, os, pkgutil, sys
+import gc, hashlib, importlib, json, os, pkgutil, sys
+gc.disable()
 import numpy, pydantic, torch
 from tests.nn.removal import hide
 

@@ -6,6 +6,7 @@ Prints the losses of the updates as JSON: objective -> precision -> form -> loss
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
@@ -245,6 +246,8 @@ def main(names: Sequence[str]) -> None:
                             file.write(json.dumps([name, precision, form, values]) + "\n")
         return 0
 
+    gc.collect()
+    gc.freeze()  # else collections in a rank write to, and so copy, the memory of this process
     for world in (1, 2):
         codes = ranked(lambda rank, world=world: work(rank, world), world)  # type: ignore[misc]
         assert set(codes) == {0}, codes
