@@ -269,9 +269,10 @@ def _field_pattern(delimiter: str) -> re.Pattern[str]:
 
 @cache
 def _fields_pattern(delimiter: str) -> re.Pattern[str]:
-    # The same with the quotes in one group, for all fields in one call.
+    # The same with the quotes in one group, for all fields in one call. What follows a quote in the
+    # wrong place matches as a whole, so that no other start is tried in it.
     sign = re.escape(delimiter)
-    return re.compile(rf'("[^"]*(?:""[^"]*)*"|[^"{sign}]*)(?:{sign}|\Z)')
+    return re.compile(rf'("[^"]*(?:""[^"]*)*"|[^"{sign}]*)(?:{sign}|\Z)|.+', re.DOTALL)
 
 
 def _find_fields(record: str, delimiter: str) -> list[str] | None:
