@@ -50,7 +50,7 @@ def check_order(mistakes: list[dict[str, str]], column: str) -> None:
 def test_the_tables_of_a_classification_have_the_counts_of_its_scores(tmp_path):
     labels = [["good", "bad", "odd"][n * 7 // 5 % 3] for n in range(len(TEXTS))]
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
-    scores, mistakes = report(tmp_path, "classify", rows)
+    scores, mistakes = report(tmp_path, "classify", rows, "model.linear_path=false")
     confusion = read(tmp_path / "out" / "confusion.tsv")
     correct = sum(int(row[row["expected"]]) for row in confusion)
     assert sum(int(row[name]) for row in confusion for name in ("good", "bad", "odd")) == len(rows)
@@ -72,7 +72,7 @@ def test_the_tables_of_a_classification_have_the_counts_of_its_scores(tmp_path):
 
 def test_mistakes_of_several_labels_ignore_their_order(tmp_path):
     rows = [{"text": text, "labels": [["b", "a"], []][n % 2]} for n, text in enumerate(TEXTS)]
-    scores, mistakes = report(tmp_path, "classify", rows)
+    scores, mistakes = report(tmp_path, "classify", rows, "model.linear_path=false")
     check_order(mistakes, "probability")
     assert {row["expected"] for row in mistakes} <= {"a, b", ""}
     assert len(mistakes) == min(50, round(len(rows) * (1 - scores["subset_accuracy"] / 100)))

@@ -116,7 +116,7 @@ def test_what_show_accepts_trains(trifold, tmp_path, kind, model):
         encoding="utf-8",
     )
     shown = trifold("show", str(recipe))
-    sizes = "model.d_model=12 model.d_ff=32 model.n_layers=1 model.n_heads=4"
+    sizes = "model.d_model=16 model.d_ff=32 model.n_layers=1 model.n_heads=4"
     train = "train.steps=1 train.warmup=0 train.device=cpu"
     done = trifold(
         "train", str(recipe), *f"{sizes} {train}".split(), "--out", str(tmp_path / "run")

@@ -204,7 +204,7 @@ TINY: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_a_continued_run_keeps_what_was_counted(tmp_path):
-    settings = TINY | {"data.train": table(tmp_path, texts(400, [3, 40]))}
+    settings = TINY | {"data.train": table(tmp_path, texts(400, [3, 40])), "data.holdout": 0.1}
     settings["model.linear_path"] = False  # for which more steps are estimated than the fewest
     folder = tmp_path / "run"
     view = RecordingView()

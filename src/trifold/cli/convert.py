@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from trifold.hub.gguf.save import Saved
 
 EXAMPLES = (
-    "trifold convert runs/demo demo-bf16 --dtype bfloat16",
     "trifold convert gpt2 gpt2-native --to native",
-    "trifold convert EleutherAI/gpt-j-6b gpt-j --shard-size 2GB",
+    "trifold convert EleutherAI/gpt-j-6b gpt-j --dtype bfloat16 --shard-size 2GB",
     "trifold convert old-folder new-folder --trust-pickle",
     "trifold convert gpt2 gpt2.gguf --weights q8_0",
 )

@@ -161,7 +161,7 @@ MEANINGS = (
     Meaning(
         WITH_BLOCKS,
         "to write a GGUF file, for llama.cpp and Ollama: "
-        "`trifold convert runs/demo demo.gguf --weights q8_0`",
+        "`trifold convert runs/demo model.gguf --weights q8_0`",
     ),
     Meaning(
         NOT_WRITTEN,
