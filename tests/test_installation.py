@@ -83,7 +83,7 @@ def without_tensorboard() -> None:
         ranks=SimpleNamespace(is_first=True),
         log=SimpleNamespace(board=None),
         view=SimpleNamespace(say=said.append, begin=lambda *numbers: None),
-        settings=SimpleNamespace(steps=1),
+        settings=SimpleNamespace(end=1),
         progress=SimpleNamespace(step=0),
     )
     Run.report_start(training)

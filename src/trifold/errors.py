@@ -84,6 +84,8 @@ PYTHON_NAMES = {
     "--on-overflow truncate": 'on_overflow="truncate"',
     "--pooling mean": 'pooling="mean"',
     "--corpus FILE": "`texts`",
+    "--weights bf16": 'weights="bf16"',
+    "with --tokenizer": "with `tokenizer`",
 }
 
 
