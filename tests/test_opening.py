@@ -69,6 +69,7 @@ ALLOWED = {
     "cli/look.py:_open_page.ready": "opens a browser",
     "text/streaming.py:TextStream.__init__": "an argument of this name",
     "train/preparation.py:Preparation._open_folder": "a method of RunFolder",
+    "train/folds.py:_open": "a method of RunFolder",
 }
 
 
