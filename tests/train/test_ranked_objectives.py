@@ -41,7 +41,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], di
 @pytest.mark.parametrize("precision", TOLERANCES)
 def test_ranks_and_sharding_change_no_objective(losses, precision):
     chosen = {name: forms for (name, kind), forms in losses.items() if kind == precision}
-    assert len(chosen) == {"float64": 22, "bfloat16": 7}[precision]
+    assert len(chosen) == {"float64": 23, "bfloat16": 7}[precision]
     wrong = {}
     for name, forms in chosen.items():
         assert isinstance(forms["1"], list), f"{name}: {forms['1']}"
