@@ -18,7 +18,7 @@ ANSWERS = {
     "finetune runs/shop b.csv": "`trifold train classify data.train=b.csv start_from=runs/shop`",
     "finetune runs/shop": "`trifold train classify data.train=FILE start_from=runs/shop`",
     "export runs/shop shop.onnx": "that format is not written; `trifold convert runs/shop demo-bf16",
-    "save runs/shop shop.gguf": "`trifold convert runs/shop demo.gguf --weights q8_0`",
+    "save runs/shop shop.gguf": "`trifold convert runs/shop model.gguf --weights q8_0`",
     "finetune x": "`trifold train classify data.train=reviews.csv start_from=bert-base-uncased`",
     "fine-tune x": "start_from=bert-base-uncased`",
     "export runs/demo out": "`trifold convert runs/demo demo-bf16 --dtype bfloat16`",

@@ -68,6 +68,7 @@ def test_both_stages_equal_two_runs_by_hand(recipe, tmp_path, monkeypatch, kind)
         "task": {"kind": "masked", "texts_of": kind, "rate": 0.3},
         "train.steps": 6,
         "model.heads": None,
+        "model.linear_path": None,
     }
     Path("task.yaml").write_text(recipe(kind).resolved(), encoding="utf-8")
     train("task.yaml", out="run/pretrained", view=RecordingView(), **first)

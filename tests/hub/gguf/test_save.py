@@ -195,7 +195,9 @@ def test_values_beyond_float16_are_refused_by_name(tmp_path: Path) -> None:
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 3] = 1e5
     model.save_pretrained(tmp_path / "old")
-    name = r"blk\.1\.ffn_up\.weight: has values up to 100000, too large for F16; choose --weights b"
+    name = (
+        r'blk\.1\.ffn_up\.weight: has values up to 100000, too large for F16; choose weights="bf16'
+    )
     with pytest.raises(CheckpointError, match=name):
         save_gguf(tmp_path / "old", tmp_path / "new.gguf", weights="f16")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
