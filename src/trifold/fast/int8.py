@@ -7,13 +7,14 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
+
+from trifold.fast.quantized_weight import QuantizedWeight, wide
 
 CHUNK = 2**22  # weights quantized at a time, to bound the memory of their fp32 copy
 
 
-class Int8Weight(nn.Module):
+class Int8Weight(QuantizedWeight):
     """A matrix (N, K) ≈ values · scale of the row: values (N, K) int8 in ±127, scales (N,) fp32. It
     is not trained.
 
@@ -24,7 +25,6 @@ class Int8Weight(nn.Module):
     values: Tensor
     scales: Tensor
     factors: Tensor | None
-    requires_grad = False
 
     def __init__(
         self,
@@ -39,24 +39,6 @@ class Int8Weight(nn.Module):
         self.register_buffer("factors", factors)
         self.dtype = dtype
         self._sums: Tensor | None = None
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Support F.linear(x, weight, bias) and F.embedding(indices, weight), which plain
-        operations call.
-        """
-        match function, args:
-            case F.linear, (x, weight, bias):
-                return weight.linear(x, bias)
-            case F.embedding, (indices, weight):
-                return weight.rows(indices)
-        return NotImplemented
 
     @classmethod
     @torch.no_grad()
@@ -101,7 +83,13 @@ class Int8Weight(nn.Module):
 
     @property
     def shape(self) -> torch.Size:
+        """(N, K)."""
         return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory of the matrix is."""
+        return self.values.device
 
     @classmethod
     def stacked(cls, weights: Sequence[Int8Weight]) -> Int8Weight:
@@ -114,9 +102,6 @@ class Int8Weight(nn.Module):
         )
         stacked._sums = torch.cat([weight.sums for weight in weights])
         return stacked
-
-    def __len__(self) -> int:
-        return len(self.values)
 
     def dequantize(self) -> Tensor:
         """The matrix (N, K) in `dtype`."""
@@ -137,9 +122,6 @@ class Int8Weight(nn.Module):
         y: Tensor = _Product.apply(self.scaled(x), self.values, self.scales)  # type: ignore[no-untyped-call]
         return y if bias is None else y + bias
 
-    def extra_repr(self) -> str:
-        return f"{self.shape[0]} x {self.shape[1]}"
-
 
 class _Product(torch.autograd.Function):
     """x · matrixᵀ with the gradient of x. Saves the int8 values, not their copy in the type of
@@ -149,21 +131,16 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         ctx.save_for_backward(values, scales)
-        wide = _wide(x)
-        return (torch.matmul(wide, values.to(wide.dtype).T) * scales).to(x.dtype)
+        z = wide(x)
+        return (torch.matmul(z, values.to(z.dtype).T) * scales).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         values, scales = ctx.saved_tensors
         g = gradients[0]
-        wide = _wide(g)
-        d_x = torch.matmul((wide * scales).to(wide.dtype), values.to(wide.dtype))
+        z = wide(g)
+        d_x = torch.matmul((z * scales).to(z.dtype), values.to(z.dtype))
         return d_x.to(g.dtype), None, None
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in a type whose range covers its products with int8 values: not float16."""
-    return x.float() if x.dtype is torch.float16 else x
 
 
 Weight: TypeAlias = Tensor | Int8Weight

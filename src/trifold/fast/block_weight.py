@@ -1,0 +1,282 @@
+"""Weights in blocks of 32 values with a scale each: 8 or 4 bits a value, as in GGUF files.
+
+`BlockWeight.quantize` rounds a matrix. `from_q8_0`, `from_q4_0` and `from_q4_1` take the blocks of
+a GGUF file, which keep their values bit for bit: they are only laid out again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trifold.fast.quantized_weight import QuantizedWeight, wide
+
+BLOCK = 32  # values with one scale
+PANEL = 16  # rows that are read together
+WORD = 4  # codes of one row that are multiplied together
+CHUNK = 2**20  # values that are quantized or dequantized at a time, to bound the memory of copies
+ZERO_CODES = {8: 128, 4: 8}  # the code of the value 0, by bits; 0 with offsets
+# Scales of 4 bits that are tried, as steps per largest value; llama.cpp takes the first.
+STEPS = (8.0, 7.0, 7.4, 7.8, 8.3, 8.7)
+
+
+class BlockWeight(QuantizedWeight):
+    """A matrix (N, K) ≈ scale · (code - zero), or scale · code + offset, of blocks of 32 columns.
+
+    values: (N / 16, K / 32, words, 16, 4) bytes. Rows are read 16 at a time: of each block, first 4
+        codes of each of the rows, then the next 4. In 8 bits a block has 8 words. In 4 bits it has
+        4: the lower halves of its bytes are its first 16 codes, the upper halves the others.
+    scales: (N / 16, K / 32, 1 or 2, 16) float16, the scale of each row and, if there are two, its
+        offset. Without offsets, the code of 0 is 128 (in 8 bits) or 8.
+    shape: (N, K). K is a multiple of 32; rows that fill the last 16 have scales of 0.
+    dtype: the type of the original matrix and of the results.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    def __init__(
+        self, values: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.register_buffer("values", values)
+        self.register_buffer("scales", scales)
+        self._shape = torch.Size(shape)
+        self.dtype = dtype
+
+    # --- construction -----------------------------------------------------------------------------
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes: Tensor,
+        scales: Tensor,
+        offsets: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> BlockWeight:
+        """The matrix of codes (N, K / 32, 32 or 16) uint8 and scales and offsets (N, K / 32)
+        float16.
+
+        16 bytes hold 32 codes of 4 bits, the first 16 in their lower halves.
+        """
+        rows, blocks, size = codes.shape
+        panels = -(-rows // PANEL)
+        kinds = 1 if offsets is None else 2
+        values = codes.new_empty(panels, blocks, size // WORD, PANEL, WORD)
+        packed = scales.new_empty(panels, blocks, kinds, PANEL)
+        # (panels, 16, blocks, words) -> (panels, blocks, words, 16)
+        words = _whole_panels(codes).contiguous().view(torch.int32)
+        values.view(torch.int32)[..., 0] = words.permute(0, 2, 3, 1)
+        for kind, numbers in enumerate((scales, offsets)[:kinds]):
+            assert numbers is not None
+            packed[:, :, kind] = _whole_panels(numbers).transpose(1, 2)
+        return cls(values, packed, (rows, BLOCK * blocks), dtype)
+
+    @classmethod
+    def from_q8_0(
+        cls, blocks: Tensor, shape: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> BlockWeight:
+        """The matrix of this shape in blocks of Q8_0, bytes: a float16 scale and 32 int8."""
+        table = blocks.view(shape[0], -1, 34)
+        return cls.from_codes(table[..., 2:] ^ 128, _half(table, 0), dtype=dtype)
+
+    @classmethod
+    def from_q4_0(
+        cls, blocks: Tensor, shape: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> BlockWeight:
+        """The matrix of this shape in blocks of Q4_0, bytes: a float16 scale and 16 pairs of
+        codes.
+        """
+        table = blocks.view(shape[0], -1, 18)
+        return cls.from_codes(table[..., 2:], _half(table, 0), dtype=dtype)
+
+    @classmethod
+    def from_q4_1(
+        cls, blocks: Tensor, shape: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> BlockWeight:
+        """The matrix of this shape in blocks of Q4_1, bytes: a float16 scale, a float16 offset, and
+        16 pairs of codes.
+        """
+        table = blocks.view(shape[0], -1, 20)
+        return cls.from_codes(table[..., 4:], _half(table, 0), _half(table, 2), dtype=dtype)
+
+    @classmethod
+    @torch.no_grad()
+    def quantize(cls, matrix: Tensor, bits: int, dtype: torch.dtype | None = None) -> BlockWeight:
+        """The matrix (N, K) rounded to 8 bits, as llama.cpp's Q8_0, or to 4 bits with scales of
+        the smallest square error among a few.
+
+        Raises ValueError for values that are not finite or too large for a float16 scale.
+        """
+        rows, inputs = matrix.shape
+        blocks = inputs // BLOCK
+        codes = torch.empty(
+            rows, blocks, BLOCK * bits // 8, dtype=torch.uint8, device=matrix.device
+        )
+        scales = torch.empty(rows, blocks, dtype=torch.float16, device=matrix.device)
+        step = max(1, CHUNK // inputs)
+        encode = {8: _eight_bits, 4: _four_bits}[bits]
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            x = matrix[part].float().view(-1, BLOCK)
+            part_codes, part_scales = encode(x)
+            codes[part] = part_codes.view_as(codes[part])
+            scales[part] = part_scales.view_as(scales[part])
+        if not scales.isfinite().all():
+            raise ValueError(f"has values that are not finite or too large for {bits} bits")
+        return cls.from_codes(codes, scales, dtype=dtype or matrix.dtype)
+
+    # --- a weight ---------------------------------------------------------------------------------
+
+    def _apply(self, change: Any, recurse: bool = True) -> BlockWeight:
+        """Move to a device, or change `dtype`; values and scales keep their types."""
+        self.dtype = change(torch.empty(0, dtype=self.dtype, device=self.device)).dtype
+        self.values = change(self.values)
+        self.scales = self.scales.to(self.values.device)
+        return self
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, K)."""
+        return self._shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory of the matrix is."""
+        return self.values.device
+
+    @property
+    def bits(self) -> int:
+        """Of each value: 8 or 4."""
+        return self.values.shape[2]
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether each block has an offset beside its scale."""
+        return self.scales.shape[2] == 2
+
+    def dequantize(self) -> Tensor:
+        """The matrix (N, K) in `dtype`."""
+        return self._float_rows(slice(None))[: len(self)].to(self.dtype)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """The rows at indices (...) -> (..., K)."""
+        panel = indices // PANEL
+        row = indices % PANEL
+        codes = self.values[panel, :, :, row]
+        return self._floats(codes, self.scales[panel, :, :, row]).to(self.dtype)
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x (..., K) · matrixᵀ + bias (N,) -> (..., N). The values are rounded to the type of x."""
+        y: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return y if bias is None else y + bias
+
+    def parts(self) -> list[slice]:
+        """The panels of about CHUNK values each."""
+        step = max(1, CHUNK // (PANEL * self.shape[1]))
+        return [slice(start, start + step) for start in range(0, len(self.values), step)]
+
+    def float_rows(self, panels: slice, dtype: torch.dtype) -> Tensor:
+        """The rows of these panels (16 · panels or, at the end, fewer, K)."""
+        first = panels.start * PANEL
+        return self._float_rows(panels)[: len(self) - first].to(dtype)
+
+    def _float_rows(self, panels: slice) -> Tensor:
+        codes = self.values[panels].permute(0, 3, 1, 2, 4)
+        scales = self.scales[panels].permute(0, 3, 1, 2)
+        return self._floats(codes, scales).flatten(0, 1)
+
+    def _floats(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """The values (..., K) in fp32 of codes (..., blocks, words, 4) and of scales and offsets
+        (..., blocks, 1 or 2), in the order of arithmetic of the `gguf` package.
+        """
+        if self.bits == 4:
+            codes = torch.cat([codes & 15, codes >> 4], -2)
+        numbers = codes.flatten(-2).float()
+        if self.has_offsets:
+            return (numbers * scales[..., :1].float() + scales[..., 1:].float()).flatten(-2)
+        return ((numbers - ZERO_CODES[self.bits]) * scales.float()).flatten(-2)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()} in {self.bits} bits"
+
+
+class _Product(torch.autograd.Function):
+    """x · matrixᵀ with the gradient of x. Dequantizes some rows at a time and saves none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: BlockWeight) -> Tensor:
+        ctx.weight = weight
+        z = wide(x)
+        parts = [z @ weight.float_rows(part, z.dtype).T for part in weight.parts()]
+        return torch.cat(parts, -1).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        weight = ctx.weight
+        g = gradients[0]
+        z = wide(g)
+        d_x = z.new_zeros(*g.shape[:-1], weight.shape[1])
+        for part in weight.parts():
+            rows = weight.float_rows(part, z.dtype)
+            first = part.start * PANEL
+            d_x += z[..., first : first + len(rows)] @ rows
+        return d_x.to(g.dtype), None
+
+
+def _whole_panels(x: Tensor) -> Tensor:
+    """x (N, ...) -> (panels, 16, ...), with zeros for the rows that are missing from the last."""
+    missing = -len(x) % PANEL
+    if missing:
+        x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+    return x.reshape(-1, PANEL, *x.shape[1:])
+
+
+# --- rounding -------------------------------------------------------------------------------------
+
+
+def _half(table: Tensor, at: int) -> Tensor:
+    """A float16 in each block, bytes (..., size) -> (...)."""
+    return table[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+
+
+def _inverse(scales: Tensor) -> Tensor:
+    """1 / scale (B,), and 0 for those that are 0 or too small."""
+    inverse = 1 / scales
+    return inverse.masked_fill_(~inverse.isfinite(), 0)
+
+
+def _eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (B, 32) and scales (B,) of values (B, 32) fp32: the largest magnitude becomes 127."""
+    scales = x.abs().amax(1) / 127
+    scaled = x * _inverse(scales)[:, None]
+    # Half away from zero; half of what is nearly 0.5 is not rounded up.
+    whole = scaled.trunc()
+    whole += ((scaled - whole) * 2).trunc_()
+    return (whole + 128).to(torch.uint8), scales.half()
+
+
+def _four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of codes (B, 16) and scales (B,) of values (B, 32) fp32.
+
+    Each trial rounds with a scale and then fits the scale to the codes by least squares.
+    """
+    largest = x.gather(1, x.abs().argmax(1, keepdim=True))
+    best = torch.full((len(x), 1), torch.inf, device=x.device)
+    codes = torch.zeros_like(x)
+    scales = torch.zeros_like(largest)
+    for steps in STEPS:
+        trial = (x * _inverse(largest / -steps)).round_().clamp_(-8, 7)
+        square = (trial * trial).sum(1, keepdim=True)
+        scale = ((trial * x).sum(1, keepdim=True) / square).nan_to_num_(0).half().float()
+        trial = (x * _inverse(scale)).round_().clamp_(-8, 7)
+        error = (trial * scale - x).square_().sum(1, keepdim=True)
+        is_better = error < best
+        best = torch.where(is_better, error, best)
+        codes = torch.where(is_better, trial, codes)
+        scales = torch.where(is_better, scale, scales)
+    scales.masked_fill_(best == torch.inf, torch.nan)  # no trial is finite
+    bits = (codes + 8).to(torch.uint8)
+    return bits[:, :16] | (bits[:, 16:] << 4), scales[:, 0].half()

@@ -1,0 +1,97 @@
+"""Weights in blocks: their values, layout and rounding."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from trifold.fast.block_weight import BlockWeight
+from trifold.hub.gguf.blocks import TYPES, dequantize
+from trifold.hub.gguf.quantize import quantize
+
+KINDS = {kind.name: kind for kind in TYPES.values()}
+READERS = {
+    "Q8_0": BlockWeight.from_q8_0,
+    "Q4_0": BlockWeight.from_q4_0,
+    "Q4_1": BlockWeight.from_q4_1,
+}
+
+
+def matrix_of(rows: int, inputs: int, seed: int = 0) -> Tensor:
+    """A matrix (rows, inputs) whose rows differ in size."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(rows, inputs, generator=generator)
+    return numbers * torch.rand(rows, 1, generator=generator).exp2_()
+
+
+def weights_of(matrix: Tensor) -> dict[str, BlockWeight]:
+    """The matrix in each kind of block."""
+    weights = {f"{bits} bits": BlockWeight.quantize(matrix, bits) for bits in (8, 4)}
+    for name, read in READERS.items():
+        weights[name] = read(torch.from_numpy(quantize(matrix, KINDS[name])), tuple(matrix.shape))
+    return weights
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_blocks_of_files_keep_their_values(rows: int, blocks: int, seed: int) -> None:
+    matrix = matrix_of(rows, 32 * blocks, seed)
+    for name, read in READERS.items():
+        stored = torch.from_numpy(quantize(matrix, KINDS[name]))
+        expected = dequantize(stored, KINDS[name]).view_as(matrix)
+        assert torch.equal(read(stored, tuple(matrix.shape)).dequantize(), expected)
+
+
+def test_eight_bits_are_those_of_a_file() -> None:
+    matrix = matrix_of(33, 64)
+    matrix[1] = 0
+    matrix[2, :32] = 1e-39  # a scale without an inverse
+    weights = weights_of(matrix)
+    assert torch.equal(weights["8 bits"].dequantize(), weights["Q8_0"].dequantize())
+
+
+def test_four_bits_have_a_smaller_error_than_those_of_a_file() -> None:
+    matrix = matrix_of(64, 256)
+    errors = {
+        name: (weight.dequantize() - matrix).square().mean(1)
+        for name, weight in weights_of(matrix).items()
+    }
+    assert (errors["4 bits"] < errors["Q4_0"]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_all_ways_to_read_a_weight_agree(dtype: torch.dtype) -> None:
+    for weight in weights_of(matrix_of(37, 96)).values():
+        weight.to(dtype)
+        dense = weight.dequantize()
+        assert weight.scales.dtype is torch.float16 and dense.dtype is dtype
+        indices = torch.tensor([[0, 36], [17, 16]])
+        assert torch.equal(F.embedding(indices, weight), dense[indices])
+        x = torch.randn(2, 3, 96, dtype=dtype, requires_grad=True)
+        z = x.detach().clone().requires_grad_()
+        bias = torch.randn(37, dtype=dtype)
+        F.linear(x, weight, bias).square().sum().backward()
+        F.linear(z, dense, bias).square().sum().backward()
+        close = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 40 * torch.finfo(dtype).eps}
+        torch.testing.assert_close(F.linear(x, weight, bias), F.linear(z, dense, bias), **close)
+        torch.testing.assert_close(x.grad / 40, z.grad / 40, **close)
+
+
+def test_a_matrix_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = matrix_of(70, 64)
+    x = torch.randn(3, 64)
+    whole = {name: (w.linear(x, None), w.values) for name, w in weights_of(matrix).items()}
+    monkeypatch.setattr("trifold.fast.block_weight.CHUNK", 20 * 64)
+    for name, weight in weights_of(matrix).items():
+        assert torch.equal(weight.values, whole[name][1])
+        torch.testing.assert_close(weight.linear(x, None), whole[name][0])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e8])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_values_that_have_no_scale_are_refused(value: float, bits: int) -> None:
+    matrix = matrix_of(3, 64)
+    matrix[1, 40] = value
+    with pytest.raises(ValueError, match=f"not finite or too large for {bits} bits"):
+        BlockWeight.quantize(matrix, bits)
