@@ -153,3 +153,5 @@ def _print_saved(new: Path, saved: "Saved") -> None:
     print(f"  {saved.files[1]}: for ollama create NAME -f {new.with_suffix('.Modelfile')}")
     if saved.unused:
         print_note(f"unused tensors, not written: {len(saved.unused):,}; --json lists them")
+    for note in saved.notes:
+        print_note(note)

@@ -8,6 +8,7 @@ import pytest
 from tests.hub.gguf import vocabularies
 from tests.hub.gguf.vocabularies import PREFIX, SAMPLES, Vocabulary
 from tests.hub.gguf.writing import CASES
+from tokenizers.normalizers import NFC
 
 import trifold
 from trifold.errors import CheckpointError
@@ -16,7 +17,7 @@ from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.modelfile import modelfile
 from trifold.hub.gguf.save import save_gguf
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
-from trifold.hub.gguf.tokenizer_keys import tokenizer_values
+from trifold.hub.gguf.tokenizer_keys import tokenizer_keys
 from trifold.text import Tokenizer
 from trifold.text.folder import read_tokenizer
 from trifold.text.pre_tokenizers import PRE_TOKENIZERS, WHOLE_WORDS
@@ -53,7 +54,7 @@ def _tokenizer(keys: dict[str, Any]) -> Tokenizer:
 def test_keys_are_those_that_the_tokenizer_was_read_from(name: str) -> None:
     made: Vocabulary = MADE[name]()
     tokenizer = _tokenizer(made.keys)
-    values = tokenizer_values(tokenizer, made.size, [], "a folder")
+    values = tokenizer_keys(tokenizer, made.size, [], "a folder").values
     for key, value in made.keys.items():
         if not key.endswith(("scores", "token_type_count")):
             assert np.array_equal(np.array(values[key]), np.array(value)), key
@@ -65,7 +66,7 @@ def test_keys_are_those_that_the_tokenizer_was_read_from(name: str) -> None:
 
 def test_pieces_that_are_merged_first_have_higher_scores() -> None:
     made = vocabularies.sentences()
-    values: Any = tokenizer_values(_tokenizer(made.keys), made.size, [], "a folder")
+    values: Any = tokenizer_keys(_tokenizer(made.keys), made.size, [], "a folder").values
     theirs = np.array(made.keys[f"{PREFIX}scores"])
     tokens = made.keys[f"{PREFIX}tokens"]
     merged = [n for n, kind in enumerate(values[f"{PREFIX}token_type"]) if kind == 1]
@@ -88,7 +89,7 @@ def test_normalization_is_read_from_the_file_before_the_vocabulary() -> None:
         }
         tokenizer = _tokenizer(chosen)
         assert tokenizer.pieces(tokenizer.encode(["The Á"])[0]) == expected
-        values = tokenizer_values(tokenizer, tokenizer.vocab_size, [], "a folder")
+        values = tokenizer_keys(tokenizer, tokenizer.vocab_size, [], "a folder").values
         assert {key: values[key] for key in chosen if "normalizer" in key} == {
             key: value for key, value in chosen.items() if "normalizer" in key
         }
@@ -99,26 +100,34 @@ def test_every_way_to_split_texts_is_found() -> None:
     ways = {(way, name in WHOLE_WORDS): name for name, way in PRE_TOKENIZERS.items()}
     for (way, is_whole), name in ways.items():
         chosen = keys | {f"{PREFIX}pre": name, f"{PREFIX}add_bos_token": True}
-        values = tokenizer_values(_tokenizer(chosen), 320, [], "a folder")
+        values = tokenizer_keys(_tokenizer(chosen), 320, [], "a folder").values
         found = str(values[f"{PREFIX}pre"])
         assert (PRE_TOKENIZERS[found], found in WHOLE_WORDS) == (way, is_whole), name
 
 
+def test_composition_that_llama_cpp_does_not_apply_is_reported() -> None:
+    tokenizer = _tokenizer(vocabularies.byte_level().keys)
+    assert tokenizer_keys(tokenizer, 320, [], "a folder").notes == []
+    tokenizer.library.normalizer = NFC()
+    [note] = tokenizer_keys(tokenizer, 320, [], "a folder").notes
+    assert note.startswith("llama.cpp does not join letters and combining accents (Unicode NFC)")
+
+
 def test_ids_without_a_token_are_filled_and_too_many_are_an_error() -> None:
     tokenizer = _tokenizer(vocabularies.byte_level().keys)
-    values: Any = tokenizer_values(tokenizer, 322, [], "a folder")
+    values: Any = tokenizer_keys(tokenizer, 322, [], "a folder").values
     assert values[f"{PREFIX}tokens"][320:] == ["[PAD320]", "[PAD321]"]
     assert values[f"{PREFIX}token_type"][319:].tolist() == [1, 5, 5]
     with pytest.raises(CheckpointError, match=r"has the id 319, and the table of the model 300 ro"):
-        tokenizer_values(tokenizer, 300, [], "a folder")
+        tokenizer_keys(tokenizer, 300, [], "a folder")
 
 
 def test_tokens_that_end_an_answer_are_written() -> None:
     tokenizer = _tokenizer(vocabularies.byte_level().keys)
-    values = tokenizer_values(tokenizer, 320, [2, 7, 9, 0], "a folder")
+    values = tokenizer_keys(tokenizer, 320, [2, 7, 9, 0], "a folder").values
     assert ends(Metadata(values, {}, "")) == [2, 7, 9, 0]
     with pytest.raises(CheckpointError, match="has 3 further tokens that end an answer"):
-        tokenizer_values(tokenizer, 320, [2, 7, 8, 9], "a folder")
+        tokenizer_keys(tokenizer, 320, [2, 7, 8, 9], "a folder")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -136,7 +145,7 @@ def test_a_tokenizer_without_a_form_is_refused(kind: Any, tmp_path: Path) -> Non
     settings = TokenizerSettings.parse({"kind": kind, "vocab_size": 400} | options)
     tokenizer = train_tokenizer(texts, settings)
     with pytest.raises(CheckpointError, match=message):
-        tokenizer_values(tokenizer, 400, [], "a folder")
+        tokenizer_keys(tokenizer, 400, [], "a folder")
 
 
 def test_tokens_around_a_text_that_a_file_does_not_hold_are_refused() -> None:
@@ -145,7 +154,7 @@ def test_tokens_around_a_text_that_a_file_does_not_hold_are_refused() -> None:
         {"kind": "byte-bpe", "vocab_size": 400, "special": ["cls", "sep"]}
     )
     with pytest.raises(CheckpointError, match="puts tokens around a text that are not those of"):
-        tokenizer_values(train_tokenizer(texts, settings), 400, [], "a folder")
+        tokenizer_keys(train_tokenizer(texts, settings), 400, [], "a folder")
 
 
 # --- Modelfiles -----------------------------------------------------------------------------------

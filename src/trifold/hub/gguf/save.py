@@ -28,7 +28,7 @@ from trifold.hub.gguf.mixtures import WEIGHTS, Sizes, tensor_types
 from trifold.hub.gguf.model_keys import REMEDY, Target, Values, find_target, model_values
 from trifold.hub.gguf.modelfile import modelfile
 from trifold.hub.gguf.tokenizer import MODEL, PREFIX
-from trifold.hub.gguf.tokenizer_keys import tokenizer_values
+from trifold.hub.gguf.tokenizer_keys import TokenizerKeys, tokenizer_keys
 from trifold.hub.model_config import infer_config, parse_config
 from trifold.hub.names import CONFIG, GENERATION
 from trifold.hub.rows import group_of
@@ -45,7 +45,8 @@ _POOLINGS = {"mean": 1, "cls": 2, "last": 3}
 
 class Saved(NamedTuple):
     """The architecture, the kind of weights, the number of tensors, the bytes of the file, the
-    number of tensors of each type, the files written, and tensors that nothing uses.
+    number of tensors of each type, the files written, tensors that nothing uses, and sentences
+    about what the file does not hold.
     """
 
     architecture: str
@@ -55,6 +56,7 @@ class Saved(NamedTuple):
     types: dict[str, int]
     files: list[str]
     unused: list[str]
+    notes: list[str]
 
 
 def save_gguf(
@@ -86,7 +88,8 @@ def save_gguf(
         kind = weights or _FLOATS.get(most_common(model.shapes), "f32")
         values, extra = model_values(model.target, model.shapes)
         values |= _general(new, kind) | _pooling(old)
-        values |= _tokenizer_values(codec, model, str(old))
+        keys = _tokenizer_keys(codec, model, str(old))
+        values |= keys.values
         tensors = {**model.shapes, **extra}
         shapes = {name: tensors[name].to("meta") for name in sorted(tensors, key=_place)}
         types = tensor_types(kind, shapes, _sizes(model.target))
@@ -105,6 +108,7 @@ def save_gguf(
         dict(counts.most_common()),
         [new.name, beside.name],
         model.unused,
+        keys.notes,
     )
 
 
@@ -210,7 +214,7 @@ def _read_tokenizer(folder: UntrustedPath) -> Tokenizer | None:
     return codec
 
 
-def _tokenizer_values(codec: Tokenizer | None, model: _Model, place: str) -> Values:
+def _tokenizer_keys(codec: Tokenizer | None, model: _Model, place: str) -> TokenizerKeys:
     """The keys of the tokenizer, and the ids of special tokens that only the config names."""
     rows = model.shapes["token_embd.weight"].shape[0]
     config = model.target.config
@@ -221,16 +225,16 @@ def _tokenizer_values(codec: Tokenizer | None, model: _Model, place: str) -> Val
         if number is not None and 0 <= number < rows
     }
     if codec is None:
-        return {MODEL: "no_vocab"} | named
+        return TokenizerKeys({MODEL: "no_vocab"} | named, [])
     ends = model.generation.get("eos_token_id")
     end_ids = ends if isinstance(ends, list) else [ends]
-    values = tokenizer_values(
+    values, notes = tokenizer_keys(
         codec, rows, [number for number in end_ids if isinstance(number, int)], place
     )
     end = f"{PREFIX}eos_token_id"
     if config.decoder_layers and end in named:  # without one, llama.cpp takes token 11
         values.setdefault(end, named[end])
-    return values
+    return TokenizerKeys(values, notes)
 
 
 def _write_modelfile(path: Path, text: str) -> None:
