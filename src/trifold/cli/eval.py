@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from trifold import disk
+from trifold.cli import against
 from trifold.cli.batch import generate_batches, load_pipeline, one_line
 from trifold.cli.options import (
     BatchSize,
@@ -28,6 +29,7 @@ from trifold.cli.options import (
     Json,
     Model,
     Overwrite,
+    Weights,
     given,
     option,
     with_options,
@@ -100,6 +102,7 @@ EXAMPLES = (
     "trifold eval runs/multi30k-en-de test.en test.de --num-beams 5 --out ours.de",
     "trifold eval gpt2 novel.txt",
     'trifold eval gpt2 a.tsv --prompt "{source} =>" --examples b.tsv --shots 5',
+    "trifold eval gpt2 novel.txt --weights int8 --against gpt2",
 )
 
 
@@ -108,12 +111,13 @@ PANELS = {
     "Translations": tuple(FOR_PAIRS),
     "Prompts": tuple(FOR_PROMPTS),
     "Columns and documents": (*FOR_TABLES, *FOR_DOCUMENTS),
-    "Model and machine": ("tokenizer", "device", "dtype", "batch_size"),
+    "Another model": tuple(against.OPTIONS),
+    "Model and machine": ("tokenizer", "device", "dtype", "weights", "batch_size"),
 }
 
 
 @in_panels(PANELS)
-@with_options(FOR_TABLES | FOR_PAIRS | FOR_PROMPTS | FOR_DOCUMENTS)
+@with_options(FOR_TABLES | FOR_PAIRS | FOR_PROMPTS | FOR_DOCUMENTS | against.OPTIONS)
 def run(
     model: Model,
     data: Annotated[
@@ -142,6 +146,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
+    weights: Weights = None,
     tokenizer: Codec = None,
     json: Json = False,
     overwrite: Overwrite = False,
@@ -151,12 +156,18 @@ def run(
     models: loss, perplexity, bits per byte and accuracy. Other tasks: the scores of their
     validation.
     """
-    load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
+    machine: dict[str, Any] = {"device": device, "tokenizer": tokenizer}
+    load = partial(load_pipeline, model, dtype=dtype, weights=weights, **machine)
+    reference = against.take_reference(options, dtype, machine)
     chosen = given(**options)
     recipe = find_recipe(model)
     request = EvalRequest(
         model, recipe, data or [], split, batch_size, chosen, load, tokenizer, folder=folder
     )
+    if reference is not None:
+        against.check_options(chosen, writes_report=folder is not None)
+        _print_report(request, compare_models(request, reference), as_json=json)
+        return
     data_kind = check(request)
     files = chain.from_iterable(names.split(",") for names in request.data)
     check_output(chosen.get("out"), *files, overwrite=overwrite)
@@ -167,8 +178,14 @@ def run(
         report = _score_translations(request)
     else:
         report = validate(request)
-    if json:
-        print_json({"model": model, "seconds": round(report.seconds, 3), **report.values})
+    _print_report(request, report, as_json=json)
+
+
+def _print_report(request: EvalRequest, report: EvalReport, *, as_json: bool) -> None:
+    """Print the values as JSON, or the lines, with notes on standard error."""
+    if as_json:
+        seconds = round(report.seconds, 3)
+        print_json({"model": request.model, "seconds": seconds, **report.values})
         return
     for line in report.lines:
         print(line)
@@ -517,6 +534,14 @@ def encode_rows(request: EvalRequest, task: Objective, rows: Any) -> Any:
 
 def open_validation(request: EvalRequest) -> tuple[Pipeline, Objective, Any, EvalContext]:
     """The model, its objective, the rows to measure, and the options."""
+    context = _context(request)
+    if request.recipe is None:
+        return *_open_language_model(request), context
+    return *_open_task(request, request.recipe, context.batches), context
+
+
+def _context(request: EvalRequest) -> EvalContext:
+    """The options of the evaluation: those of the recipe, if there is one."""
     from trifold.batches import BatchSettings
     from trifold.generate import GenerationConfig
     from trifold.objectives.evaluation import EvalContext
@@ -530,10 +555,7 @@ def open_validation(request: EvalRequest) -> tuple[Pipeline, Objective, Any, Eva
     if request.batch_size is not None:
         batches = batches.model_copy(update={"rows": request.batch_size})
     samples = sys.maxsize if request.folder else 0  # --report lists the mistakes among all rows
-    context = EvalContext(batches, generation, samples, seed=1, poll=time_progress("evaluating"))
-    if recipe is None:
-        return *_open_language_model(request), context
-    return *_open_task(request, recipe, batches), context
+    return EvalContext(batches, generation, samples, seed=1, poll=time_progress("evaluating"))
 
 
 def _check_fits(model: str, config: ModelConfig, task: ObjectiveSettings) -> None:
@@ -626,3 +648,59 @@ def _open_language_model(request: EvalRequest) -> tuple[Pipeline, Objective, Any
 def _only(source: str | list[str]) -> dict[str, Any]:
     """Data settings that read only `source`, which also stands in for the training data."""
     return {"train": source, "valid": source, "test": None, "holdout": 0, "cache": None}
+
+
+# --- a model against another one ------------------------------------------------------------------
+
+
+def compare_models(request: EvalRequest, reference: against.Reference) -> EvalReport:
+    """How far the predictions of the model are from those of the reference."""
+    for file in request.data:
+        check_utf8(file, "DATA")
+    start = time.perf_counter()
+    ours = request.load()
+    request = request._replace(load=lambda: ours)
+    if against.compares_vectors(request.model, ours):
+        texts = _read_lines(request)
+        pair = against.ModelPair(request.model, ours, reference.name, reference.load())
+        compared = against.compare_vectors(pair, texts)
+    else:
+        task, rows, context = _open_comparison(request, ours)
+        against.check_task(task)
+        examples = encode_rows(request, task, rows)
+        pair = against.ModelPair(request.model, ours, reference.name, reference.load())
+        compared = against.compare_tokens(pair, task, examples, context.batches)
+    seconds = time.perf_counter() - start
+    values = {"against": reference.name, **compared.values}
+    return EvalReport(seconds, values, compared.lines, [f"{seconds:.1f} s"])
+
+
+def _read_lines(request: EvalRequest) -> list[str]:
+    """The lines of the named files, which encoders read."""
+    from trifold.data import DataSettings, read_documents
+
+    data = request.data
+    if not data:
+        raise request.no_data_error("vectors are those of the lines of a text;", "text.txt")
+    settings = DataSettings.parse({"documents": "line", **request.options, **_only(data)})
+    with waiting_progress("reading the data"):
+        texts = read_documents(data, settings, split="valid")
+    request.report(str(texts.report))
+    return list(texts.texts)
+
+
+def _open_comparison(
+    request: EvalRequest, pipeline: Pipeline
+) -> tuple[Objective, Any, EvalContext]:
+    """The objective whose labels are predicted, the rows and the options; of a translator without a
+    run, the pairs of the named files.
+    """
+    from trifold.objectives.translate import Translate, TranslateSettings
+
+    if request.recipe is not None or pipeline.config.shape == "decoder":
+        _, task, rows, context = open_validation(request)
+        return task, rows, context
+    pairs = read_test_pairs(request)
+    codecs = (pipeline.reader, pipeline.writer)
+    task = Translate(TranslateSettings(), *codecs, start_id=pipeline.config.start_id)
+    return task, pairs, _context(request)

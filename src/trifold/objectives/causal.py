@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from trifold.batches import Blocks
 from trifold.data import (
@@ -338,6 +339,7 @@ class Causal(Objective):
     """
 
     row_name = "pieces"
+    predicts_tokens = True
 
     def __init__(
         self,
@@ -444,8 +446,12 @@ class Causal(Objective):
         states, terms = self.routers.run(model, batch.inputs)
         return {"tokens": token_loss(model, states[0], batch)} | terms
 
+    def token_states(self, model: Transformer, batch: Batch) -> Tensor:
+        states: Tensor = model(batch.inputs)[0]
+        return states
+
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
-        return measure_tokens(model, model(batch.inputs)[0], batch)
+        return measure_tokens(model, self.token_states(model, batch), batch)
 
     def compute_scores(self, run: EvalRun) -> Evaluation:
         scores = {"perplexity": run.perplexity}

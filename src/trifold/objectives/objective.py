@@ -352,6 +352,8 @@ class Objective(ABC):
     allows, however long the texts are. compares: whether the model reads two texts that it has to
     compare. generation: settings of generation that the saved model
     needs beside those of the recipe. adds_modules: whether `add_modules` adds some.
+    predicts_tokens: whether the labels are tokens that the language-model head predicts from
+    `token_states`, one after the other.
     """
 
     row_name = "texts"
@@ -368,6 +370,7 @@ class Objective(ABC):
     save_options: Mapping[str, Any] = {}
     generation: Mapping[str, Any] = {}
     adds_modules = False
+    predicts_tokens = False
 
     @cached_property
     def truncation(self) -> Truncation:
@@ -413,6 +416,12 @@ class Objective(ABC):
     @abstractmethod
     def loss(self, model: Transformer, batch: Any) -> dict[str, LossTerm]:
         """Loss terms by name; "tokens" is the one that is logged, in nats per token."""
+
+    def token_states(self, model: Transformer, batch: Any) -> Tensor:
+        """The states (N, E) from which the language-model head predicts the labels (N,) of a
+        batch.
+        """
+        raise NotImplementedError
 
     def measure(self, model: Transformer, batch: Any) -> dict[str, Any]:
         """Statistics of one validation batch, which are added over all batches (lists: joined).

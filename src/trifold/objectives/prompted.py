@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field, field_validator
+from torch import Tensor
 
 from trifold.data import Rows
 from trifold.errors import DataError, SettingsError
@@ -137,6 +138,7 @@ class Prompted(Objective):
 
     read_name = "tokens"
     token_name = "target tokens"
+    predicts_tokens = True
     save_options = {"prepend_bos": True}  # noqa: RUF012
 
     def __init__(self, settings: Any, tokenizer: Tokenizer, width: int | None = None) -> None:
@@ -227,9 +229,13 @@ class Prompted(Objective):
 
     # --- loss, outputs ----------------------------------------------------------------------------
 
+    def token_states(self, model: Transformer, batch: Batch) -> Tensor:
+        states: Tensor = model(batch.inputs)[0]
+        return states
+
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
         smoothing = getattr(self.settings, "label_smoothing", 0.0)  # of answers
-        return {"tokens": token_loss(model, model(batch.inputs)[0], batch, smoothing)}
+        return {"tokens": token_loss(model, self.token_states(model, batch), batch, smoothing)}
 
     def outputs(
         self, run: EvalRun, prompts: Ragged, search: GenerationConfig | None = None

@@ -231,6 +231,7 @@ class Translate(Objective):
     row_name = "pairs"
     read_name = "target tokens"
     token_name = "target tokens"
+    predicts_tokens = True
     save_options = {"append_eos": True}  # noqa: RUF012
 
     def __init__(
@@ -291,6 +292,10 @@ class Translate(Objective):
         return replace(batch, sampled=batch.chances < share)
 
     # --- loss, scores -----------------------------------------------------------------------------
+
+    def token_states(self, model: Transformer, batch: SourceTargetBatch) -> Tensor:
+        states: Tensor = model(batch.inputs, batch.target)[0]
+        return states
 
     def loss(self, model: Transformer, batch: SourceTargetBatch) -> dict[str, LossTerm]:
         target = batch.target
