@@ -73,6 +73,22 @@ FIRST = {
 }
 
 
+# Integers from -6, "a", to 6, "m", for which two trials of the search have almost the same error, and
+# their block of Q4_K by the same function.
+CLOSE = (
+    "jbbddmmjbdldlhacegiammffiemmfakfdcegebhllkgakdbcakkeilfibgmgifaelcmjcakbegellkkjblhe"
+    "emmbjjbchmmejgahlfhiijfjadmmegelgelmgkldelldiallfdeiebjbkcfkjlbedhhgeimhfgcijghhabag"
+    "bmbfdkckdlfheakefalejmgbkajedjmkgfgcfcekflhmceafjhajbdbicakmfeilbcegafefiajmjfhcahih"
+    "ddjj"
+)
+CLOSE_BLOCK = (
+    "d522232efbfafafcfefdfcffdaefdcdc4b215184541f9febe1d48e04de49102205d8da50afef66a61a85"
+    "ff8fa6600d56be820f9be2609da1a5b765be0e4dfdfb518e59e5855feff18bdbe14259efef45ba708e8e"
+    "0614057a15e11b614dc226cd4bde61855409c958650adf59b6e8721a2c00cbf5645bafec172657720662"
+    "556ca60eb9ffb26590260b99a09b4144b1ba"
+)
+
+
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("name", LEGACY)
 def test_blocks_of_32_equal_those_of_the_package(name: str, kind: str) -> None:
@@ -88,6 +104,11 @@ def test_blocks_of_256_equal_those_of_llama_cpp(name: str, kind: str) -> None:
     if kind == "normal":
         assert blocks[: BY_NAME[name].bytes].tobytes().hex() == FIRST[name]
     assert hashlib.sha256(blocks.tobytes()).hexdigest()[:32] == DIGESTS[name][kind]
+
+
+def test_trials_with_close_errors_are_compared_as_llama_cpp_compares_them() -> None:
+    values = torch.tensor([ord(letter) - ord("g") for letter in CLOSE], dtype=torch.float32)
+    assert quantize(values, BY_NAME["Q4_K"]).tobytes().hex() == CLOSE_BLOCK
 
 
 @pytest.mark.parametrize("name", [*LEGACY, *DIGESTS])
