@@ -159,7 +159,8 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
             text=True,
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    # `Trainer` prints dictionaries of Python, with other quotes.
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
     if done.returncode or not lines:
         raise RuntimeError(
             f"exit code {done.returncode}: " + "\n".join(done.stderr.strip().splitlines()[-5:])

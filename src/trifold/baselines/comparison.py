@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -129,10 +130,17 @@ def _interval(pair: Any) -> tuple[float, float]:
 
 @dataclass
 class _Resampled:
-    """Scores of rows, and of resamples of them."""
+    """Scores of rows, and of resamples of them, which are drawn where a model is compared."""
 
     scores: dict[str, float]
-    draws: dict[str, NDArray[np.float64]]
+    resampled: Resampled
+
+    @cached_property
+    def draws(self) -> dict[str, NDArray[np.float64]]:
+        """The scores of resamples, which are the same rows for all that have as many."""
+        if self.resampled.examples < FEWEST_ROWS:
+            return {}
+        return resampled_scores(self.resampled, RESAMPLES)
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -173,7 +181,7 @@ class MeasuredBaselines:
 
     def add(self, scored: Scored, predictions: Any) -> None:
         """Add the measurement of the next baseline."""
-        self.measured.append(_Resampled(scored.scores, _draws(scored.resampled)))
+        self.measured.append(_Resampled(scored.scores, scored.resampled))
         self.predictions.append(predictions)
 
     @property
@@ -213,7 +221,7 @@ class MeasuredBaselines:
             scores = scores | {LOSS: evaluation.loss}
         if resampled is None or resampled.examples < FEWEST_ROWS or key not in scores:
             return None
-        of_model = _Resampled(scores, _draws(resampled))
+        of_model = _Resampled(scores, resampled)
         model = MeasuredSystem("this model", of_model.scores, of_model.intervals)
         baselines = []
         for baseline, measured in zip(self.fitted, self.measured, strict=True):
@@ -232,13 +240,6 @@ def compare_texts(key: str, scores: dict[str, float], resampled: Resampled) -> C
     """The interval of a score of texts, which have no baselines; None if it cannot be resampled."""
     if resampled.examples < FEWEST_ROWS or key not in scores:
         return None
-    of_model = _Resampled(scores, _draws(resampled))
+    of_model = _Resampled(scores, resampled)
     model = MeasuredSystem("this model", scores, of_model.intervals)
     return Comparison(key, resampled.examples, resampled.noun, model)
-
-
-def _draws(resampled: Resampled) -> dict[str, NDArray[np.float64]]:
-    """The scores of resamples, which are the same rows for all that have as many."""
-    if resampled.examples < FEWEST_ROWS:
-        return {}
-    return resampled_scores(resampled, RESAMPLES)

@@ -103,7 +103,7 @@ class DataSettings(Settings):
         description="number or share (0.1) of training rows or documents used as validation "
         "data, or a fold: "
         "`fold:2/5` is the second of five; of a single document, the share of its characters, "
-        "taken from the end; classification: `folds:5`, five folds choose the steps, and the "
+        "taken from the end; classification: `folds:3`, three folds choose the steps, and the "
         "saved model is trained on all rows",
     )
     group: str | int | None = Field(
@@ -144,6 +144,14 @@ class DataSettings(Settings):
         if isinstance(self.holdout, str) and self.holdout.startswith("folds:"):
             return int(self.holdout.removeprefix("folds:"))
         return None
+
+    @property
+    def trained_share(self) -> float:
+        """The share of the rows that a fold is trained on; 1 of other runs."""
+        if isinstance(self.holdout, str) and self.holdout.startswith("fold:"):
+            count = int(self.holdout.partition("/")[2])
+            return (count - 1) / count
+        return 1.0
 
     @field_validator("delimiter")
     @classmethod

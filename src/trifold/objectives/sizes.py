@@ -32,7 +32,7 @@ HELD_OUT = 500_000  # most tokens of the held-out tenth
 # The tasks of which folds choose the steps, for so many rows (with the header of a table).
 FOLDED = ("classify",)
 FOLDED_ROWS = range(50, 2_001)
-FOLDS = "folds:5"
+FOLDS = "folds:3"
 FEWEST_POSITIONS = 64
 MOST_POSITIONS = 512
 ROOM = 1.5  # times the length of a long row, for longer ones that the model is used on

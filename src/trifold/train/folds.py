@@ -2,9 +2,10 @@
 the saved model is trained on all rows.
 
 The first fold counts its tokens and plans the steps, and the others have the same. Their
-validations, at the same share of the steps, are compared as those of a single run are. The last
-run has as many more steps as it has more rows, ends at the chosen share of them, and reports the
-scores of the folds.
+validations, at the same share of the steps, are compared as those of a single run are. Each fold
+ends a few validations after the best one of the earlier folds, because later steps are rarely
+chosen. The last run has as many more steps as it has more rows, ends at the chosen share of them,
+and reports the scores of the folds.
 """
 
 from collections.abc import Callable
@@ -28,6 +29,8 @@ from trifold.train.sizing import ESTIMATED, with_recorded_sizes
 from trifold.train.stages import changed
 
 PLANNED = ("steps", "warmup", "validate_every", "save_every")  # settings that a fold has fewer of
+# How many validations a fold has after the step that is the best one of the earlier folds.
+MORE_VALIDATIONS = 2
 # What is removed of a fold once the steps are chosen.
 REMOVED = ("checkpoints", "model", "adapter", "samples", "tokenizer", "tensorboard", "rejected")
 TrainIn = Callable[..., Outcome]
@@ -169,8 +172,15 @@ def _recipe_of_fold(folder: RunFolder, recipe: Recipe, number: int, count: int) 
         given = [key for key in PLANNED if f"train.{key}" not in recipe.sized]
         fewer = _scaled(recipe, given, (count - 1) / count)
         return with_values(changed(recipe, changes), fewer)
-    values = _counted(folder, recipe)
+    values = _counted(folder, recipe) | {"train.last_step": _last_step(folder, number - 1)}
     return _without_notes(with_values(changed(recipe, changes), values))
+
+
+def _last_step(folder: RunFolder, count: int) -> int:
+    """The step at which the fold after the first `count` ones ends."""
+    validated = _common_steps(folder, count)
+    place = validated.index(_best_step(folder, count, validated))
+    return validated[min(place + MORE_VALIDATIONS, len(validated) - 1)]
 
 
 def _counted(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
@@ -268,22 +278,29 @@ def _choose(folder: RunFolder, recipe: Recipe, view: View) -> None:
     """Rank 0: choose the step, and remove what is not needed of the folds."""
     first = RunFolder(fold_path(folder, 1))
     steps = load_recipe(first.below(first.recipe)).train.steps
-    validated = _common_steps(folder, recipe.data.folds or 0)
-    best = BestValidation()
-    for step in validated:
-        joined = JoinedFolds.read(folder, recipe.data.folds or 0, step)
-        found = joined.value, joined.loss, joined.balance
-        best = best.after(step, *found, is_best=best.is_beaten(*found))
-    Choice(steps, best.step, tuple(validated)).write(folder)
-    joined = JoinedFolds.read(folder, recipe.data.folds or 0, best.step)
-    view.say(f"{joined.facts.describe()}, after {best.step:,} of {steps:,} steps, the best")
-    for fold in range(1, 1 + (recipe.data.folds or 0)):
+    count = recipe.data.folds or 0
+    validated = _common_steps(folder, count)
+    best = _best_step(folder, count, validated)
+    Choice(steps, best, tuple(validated)).write(folder)
+    joined = JoinedFolds.read(folder, count, best)
+    view.say(f"{joined.facts.describe()}, after {best:,} of {steps:,} steps, the best")
+    for fold in range(1, 1 + count):
         for name in REMOVED:
             disk.remove(fold_path(folder, fold) / name)
 
 
+def _best_step(folder: RunFolder, count: int, validated: list[int]) -> int:
+    """The step with the best validations of the first `count` folds."""
+    best = BestValidation()
+    for step in validated:
+        joined = JoinedFolds.read(folder, count, step)
+        found = joined.value, joined.loss, joined.balance
+        best = best.after(step, *found, is_best=best.is_beaten(*found))
+    return best.step
+
+
 def _common_steps(folder: RunFolder, count: int) -> list[int]:
-    """The validated steps of all folds. Raises CheckpointError if there are none."""
+    """The validated steps of the first `count` folds. Raises CheckpointError if there are none."""
     steps: set[int] | None = None
     for number in range(1, count + 1):
         fold = RunFolder(fold_path(folder, number))

@@ -19,6 +19,7 @@ from trifold.objectives.plans import NEW, PATH, plan_for
 from trifold.objectives.scheduled_sampling import fitting_k
 from trifold.objectives.sizes import (
     MOST_POSITIONS,
+    DataSize,
     Groups,
     comparison_for,
     measure_examples,
@@ -73,7 +74,7 @@ def size_model(
         model = model.model_copy(update={"max_positions": MOST_POSITIONS})
     bundle = build(replace(context, model=model, report=report, is_counted=True))
     if not bundle.objective.fills_width:
-        size = measure_examples(bundle.objective.examples(bundle.train))
+        size = _size_of_all(recipe, bundle.objective.examples(bundle.train))
         groups = _groups(recipe, bundle.config)
         sizes = sizes_for(groups, size, None, NEW)
         # The usual dropout, if the rows have nothing for a linear path, with which it is higher.
@@ -104,7 +105,9 @@ def size_steps(recipe: Recipe, bundle: TaskBundle, examples: Examples, limit: in
     groups = _groups(recipe, bundle.config)
     start = recipe.model if recipe.start_from is not None else None
     plan = plan_for(recipe.task.kind, start, has_path=start is None and has_path(bundle.config))
-    sizes = sizes_for(groups, measure_examples(examples), start, plan)
+    fewest = round(plan.fewest_steps * recipe.data.trained_share)
+    plan = plan._replace(fewest_steps=fewest)
+    sizes = sizes_for(groups, _size_of_all(recipe, examples), start, plan)
     if objective.gathers:  # every row of a batch is compared with the others
         sizes["batch"]["tokens"] = BatchSettings().tokens
     recipe = _with_chosen(recipe, ["batch.tokens", "batch.rows"], sizes)
@@ -121,6 +124,16 @@ def size_steps(recipe: Recipe, bundle: TaskBundle, examples: Examples, limit: in
     if kept:
         objective.settings = objective.settings.model_copy(update=kept)
     return recipe
+
+
+def _size_of_all(recipe: Recipe, examples: Examples) -> DataSize:
+    """The size of the rows that a fold is a part of, so that its model and batches are those of
+    all; of other runs, that of their examples.
+    """
+    size = measure_examples(examples)
+    share = recipe.data.trained_share
+    tokens, side, rows = (round(each / share) for each in (size.tokens, size.side, size.rows))
+    return DataSize(tokens, side, size.longest, rows)
 
 
 def count_batches(recipe: Recipe, examples: Examples, limit: int | None) -> int:

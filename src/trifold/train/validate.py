@@ -93,10 +93,11 @@ class Validator:
         self._load(weights)
         data = self.data
         recipe = self.data.recipe
+        is_fold = self.folder.part is not None  # its predictions are kept, and no model
         context = EvalContext(
             recipe.batch,
             recipe.generate,
-            recipe.train.samples,
+            0 if is_fold else recipe.train.samples,
             recipe.train.seed,
             poll,
             chooses=True,
@@ -106,7 +107,7 @@ class Validator:
             result = self._evaluate(step, context)
             baselines = self._measure_baselines(step, poll)
         except Interrupted:
-            if best.score is None:  # there is no other model to use
+            if best.score is None and not is_fold:  # there is no other model to use
                 self.save_model(weights, None)
             raise
         is_best = best.is_beaten(result.value, result.loss, result.balance)
@@ -114,12 +115,13 @@ class Validator:
         if self.folds is not None:
             folds = self.folds.at(step).facts
             is_best = True  # nothing compares the last weights
-        if is_best and result.shift is not None:
-            weights = data.objective.shifted_weights(weights, result.shift)
-            self._load(weights)
-        if is_best:
+        if is_best and not is_fold:
+            if result.shift is not None:
+                weights = data.objective.shifted_weights(weights, result.shift)
+                self._load(weights)
             self.save_model(weights, result, folds)
-        self._write_samples(step, result)
+        if not is_fold:
+            self._write_samples(step, result)
         validated = Validated(
             step,
             result.loss,
@@ -130,7 +132,7 @@ class Validator:
             remark=describe_choice(result, best, is_best=is_best),
             baselines=baselines.values(),
         )
-        if self.folder.part is not None:
+        if is_fold:
             held_out = HeldOut.of(step, data.objective, data.bundle.valid, result, baselines)
             held_out.write(self.folder.held_out(step))
         if folds is not None:
@@ -155,7 +157,7 @@ class Validator:
         fitted = list[Baseline]()
         if data.recipe.train.baselines:
             fitted = fit_baselines(data.objective, data.bundle.train, data.train, poll)
-        if fitted:
+        if fitted and self.folder.part is None:
             save_baselines(self.folder.path, fitted)
         if self.folds is not None:
             self._baselines = self.folds.at(step).baselines(data.objective, fitted)
