@@ -67,6 +67,7 @@ def here(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("named", OUTSIDE)
 def test_nothing_that_the_recipe_of_a_run_names_is_opened(
     here: Path, named: str, monkeypatch: pytest.MonkeyPatch

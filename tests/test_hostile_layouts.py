@@ -250,6 +250,7 @@ def message_of(use: Callable[[], Any]) -> str:
     return found[0]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_hostile_file_is_named_and_not_read(layout: str, sound: Path, tmp_path: Path) -> None:
     for number, (name, use) in enumerate(USES):

@@ -605,6 +605,7 @@ def test_generation_equals_that_of_transformers(tied: bool, tmp_path: Path) -> N
 HOLES = TokenizerSettings(kind="char", min_frequency=1, special=("mask",))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("shape", GENERATORS)
 def test_special_tokens_in_a_text_are_parsed_as_the_folder_says(shape: str, tmp_path: Path) -> None:
     codec = train_tokenizer(TEXTS, HOLES)

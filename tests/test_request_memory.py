@@ -82,6 +82,7 @@ def test_the_memory_of_a_forward_pass_is_near_its_estimate(name: str) -> None:
         assert 0.55 < found["peak"] / estimate < 2, (is_watched, found, estimate)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

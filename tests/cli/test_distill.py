@@ -31,6 +31,7 @@ def classifier(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_student_of_a_classifier_copies_everything_but_layers(trifold, classifier, tmp_path):
     teacher = classifier / "teacher"
     done = trifold("distill", str(teacher), *FAST, "--json", "--out", str(tmp_path / "student"))

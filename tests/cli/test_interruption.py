@@ -64,6 +64,7 @@ def test_the_last_line_names_the_command(trifold, tmp_path, monkeypatch, command
     assert text.endswith(line.format(here=tmp_path))
 
 
+@pytest.mark.slow
 def test_a_table_of_predictions_is_continued(trifold, run, tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text("text\none\n", encoding="utf-8")
     monkeypatch.setattr("trifold.cli.table_output.count_progress", interrupt)

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.readers import folder_of
 
 
+@pytest.mark.slow
 def test_gradients_are_a_table_a_picture_and_json(trifold, run, tmp_path):
     picture = tmp_path / "g.png"
     command = ("look", str(run), "one two", "--target", "one two", "--gradients")

@@ -118,6 +118,7 @@ def test_parts_wait_for_the_workers_and_old_objects_are_not_collected():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_only_a_file_is_read_ahead(tmp_path):
     reading, writing = os.pipe()
     (tmp_path / "a.txt").write_text("one\n", "utf-8")

@@ -34,6 +34,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("command", TAKEN)
 def test_results_are_replaced_only_if_told(command, trifold, run, here, monkeypatch):
     target, message = TAKEN[command]

@@ -46,6 +46,7 @@ def table(*lines: str, sign: str = ",") -> str:
 # --- laws -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", ["well_formed", "odd"])
 def test_the_rows_read_are_the_rows_written(tmp_path: Path, form: str) -> None:
     for seed in range(200):

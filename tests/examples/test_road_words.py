@@ -285,6 +285,7 @@ def test_a_table_without_the_columns_is_refused(tmp_path):
         read(table)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("is_cbow", [False, True])
 def test_words_with_the_same_neighbours_have_similar_vectors(is_cbow):
     from word_vectors import WordVectors, examples, fit, reciprocal_rank

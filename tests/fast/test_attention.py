@@ -87,6 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(q, k, v, bias, soft_cap, Mask(real, causal=causal, offset=offset))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(cases())
 def test_attend_equals_equation_1_with_its_gradients(kernel: str, case: Case) -> None:

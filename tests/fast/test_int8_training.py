@@ -57,6 +57,7 @@ def train_step(
     return [y.detach(), *torch.autograd.grad(y, leaves, g)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_quantization_rounds_to_the_nearest_integer(dtype, dim):

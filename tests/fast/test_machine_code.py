@@ -114,6 +114,7 @@ def test_code_that_needs_the_runtime_of_numba_is_not_written(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_finds_the_code_does_not_import_a_compiler() -> None:
     machine_code.entry_point()
     compilers = {"numba", "llvmlite"} if HAS_LOADER else {"numba"}

@@ -280,8 +280,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     run, laws = session.config.stash[RUN], [item for item in session.items if _is_law(item)]
     run.collected = len(laws)
     has_all = {item.path for item in laws} == set(FOLDER.glob("test_*.py"))
-    # With a part from outside, the table has other configs.
-    if not has_all or session.testsfailed or session.config.getoption("--part"):
+    options = session.config.option
+    # With a part from outside, the table has other configs; with a mark, cases are left out.
+    if not has_all or session.testsfailed or options.part or options.markexpr:
         run.complete = False
 
 

@@ -124,6 +124,7 @@ def test_cached_decoding_in_fp32(name: str) -> None:
         assert_close(got, expected, 1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @torch.no_grad()
 @cases("fast bf16", shapes=DECODERS)
 def test_cached_decoding_in_bf16_has_the_rounding_errors_of_the_plain_one(name: str) -> None:

@@ -277,6 +277,7 @@ TREE = """1\tthe\t_\tDET\t_\t_\t3\tdet
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["bert", "classifier", "translator", "gpt2"])
 def test_every_kind_of_model_reads_the_sentences_of_a_treebank(name, tmp_path):
     """As if each were a text without a target, whose words have the same links."""
@@ -356,6 +357,7 @@ def test_a_decoder_that_writes_no_tokens_has_rows_that_are_read():
     assert counted == {len(names)}
 
 
+@pytest.mark.slow
 def test_pruning_is_measured_on_the_pairs_where_there_are_pairs(pipeline):
     pairs, alone = [Line("the fox", "der Fuchs")], [Line("the quick fox")]
     role = next(each["role"] for each in head_roles(pipeline, pairs)["heads"] if each["found"])
@@ -447,6 +449,7 @@ def test_a_search_without_heads_equals_a_model_without_them(pipeline):
     assert pipeline.generate(texts, **options) == pruned != before
 
 
+@pytest.mark.slow
 def test_bleu_needs_targets_and_edits_of_whole_heads(pipeline):
     name = "decoder.blocks.1.cross_attention.sublayer.heads"
     zero = {"name": name, "op": "zero"}
@@ -458,6 +461,7 @@ def test_bleu_needs_targets_and_edits_of_whole_heads(pipeline):
         effect_on_bleu(pipeline, ["the fox\tder Fuchs"], [{**zero, "heads": [9]}])
 
 
+@pytest.mark.slow
 def test_a_page_contains_the_roles_and_the_attention_of_their_examples(tmp_path):
     pipe, lines = planted_model(), repeated_lines()
     session = Session(pipe, roles=head_roles(pipe, lines))

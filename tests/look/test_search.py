@@ -154,6 +154,7 @@ DISTRIBUTIONS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("settings", DISTRIBUTIONS, ids=str)
 def test_a_token_has_the_probability_of_the_model_and_that_of_the_sampler(session, settings):
     pipe, options = session.pipeline, {"samples": 2, "max_new_tokens": 4, "bad_words_ids": []}
@@ -171,6 +172,7 @@ def test_a_token_has_the_probability_of_the_model_and_that_of_the_sampler(sessio
         assert node["adjusted"] > 0 or not node["kept"]
 
 
+@pytest.mark.quick_cases(1)
 def test_beams_and_greedy_decoding_have_both_probabilities(session):
     pipe = session.pipeline
     (source,), start = pipe.read([TEXT]), [pipe.config.start_id]

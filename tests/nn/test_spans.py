@@ -148,6 +148,7 @@ def test_hooks_see_tokens_where_they_are(shape):
         torch.testing.assert_close(pattern.sum(-1), torch.ones(1, 4, 13))
 
 
+@pytest.mark.quick_cases(1)
 @torch.no_grad()
 @pytest.mark.parametrize(("k", "read"), [(1, 1), (3, 30), (16, 5), (16, 20), (16, 64)])
 def test_a_long_text_can_be_read_token_by_token(k, read):

@@ -94,6 +94,7 @@ def tokenizers():
     }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["word", "bpe", "byte-bpe", "unigram", "char"])
 @settings(max_examples=60, deadline=None)
 @given(context=st.text(ALPHABET, min_size=1, max_size=50), data=st.data())

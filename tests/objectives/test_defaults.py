@@ -241,6 +241,7 @@ GPT2_SIZES = {"d_model": 16, "n_layers": 4, "n_heads": 2, "d_ff": 24, "max_posit
 GPT2 = {"shape": "decoder", "positions": "learned", "vocab_size": 20, "norm_placement": "pre"}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", ["masked", "classify"])
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "albert"])
 def test_a_model_gets_the_head_of_the_family_of_start_from(write, tmp_path, model_type, kind):

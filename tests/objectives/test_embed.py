@@ -234,6 +234,7 @@ def test_unknown_prompts_and_columns_are_errors(settings, message, tmp_path):
         build(tmp_path, **settings)
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_folder_of_sentence_transformers_outlast_training(tmp_path):
     options = {**TINY, "data.train": pairs(tmp_path / "rows.tsv"), "train.steps": 2}
     options |= {"train.validate_every": 2, "train.accumulate": 1}

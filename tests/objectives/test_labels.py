@@ -196,6 +196,7 @@ def test_rows_of_which_each_is_minus_one_are_refused():
         leave_out_unknown(context, records_of(["0", "2"]), records_of(["-1", "-1"], "test.csv"))
 
 
+@pytest.mark.slow
 def test_minus_one_is_left_out_before_rows_are_held_out(report_of):
     """With this seed, a row without a label would be the only one that is held out."""
     rows = table("label", ["0", "1", "2", "-1", "-1", "0", "1", "2"])
@@ -266,7 +267,9 @@ def report_of(tmp_path):
         path, view = tmp_path / name, RecordingView()
         path.write_text(content, encoding="utf-8")
         files = {"data.train": str(path), "data.valid": str(path)}
+        # The linear path is the subject of test_linear_path.py; it takes half of the time here.
         sizes = {"model.d_model": 16, "model.n_layers": 1, "tokenizer.min_frequency": 1}
+        sizes |= {"model.linear_path": False}
         recipe = load_recipe("classify", sizes | files | changes)
         return load_data(recipe, tmp_path / "tokenizer", view).config, view.lines
 
@@ -334,6 +337,7 @@ def test_cells_that_look_like_several_labels_are_named(report_of):
     assert any("'a, b' may be several labels; model.problem_type=multi" in line for line in lines)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("labels", "warns"),
     [
@@ -350,6 +354,7 @@ def test_classes_that_look_like_numbers_are_named(report_of, labels, warns):
     assert any("look like numbers and are classes" in line for line in lines) == warns
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("sign", [";", "|", "/"])
 def test_another_sign_between_labels_is_named(report_of, sign):
     _, lines = report_of(table("labels", [f"a{sign}b", "a", "b"]))
@@ -373,6 +378,7 @@ def test_numbers_of_classes_in_lists_are_several_labels(report_of):
     assert config.label_names == ("0", "1")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("column", ["tags", "topics", "genres"])
 def test_a_column_of_several_labels_is_known_by_its_name(report_of, column):
     config, _ = report_of(table(column, ["['a', 'b']", "['a']", "['b']"]))

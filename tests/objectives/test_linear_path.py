@@ -192,6 +192,7 @@ def test_known_logits_are_those_of_the_chosen_rows():
 # --- runs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_evaluation_and_prediction_agree(tmp_path, kind):
     """Validation before the first step and at the end; predictions of the saved model, alone and
@@ -230,6 +231,7 @@ def test_training_evaluation_and_prediction_agree(tmp_path, kind):
         assert outcome.scores["accuracy"] == pytest.approx(100 * correct / len(rows))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     settings = settings_of(tmp_path, "classes")
     train("classify", out=tmp_path / "whole", view=RecordingView(), **settings)
@@ -245,6 +247,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_folds_may_choose_the_path_alone(tmp_path):
     """Steps that are too large make every later validation worse."""
     data = {"data.train": write(tmp_path, "classes", 60), "data.holdout": "folds:3"}

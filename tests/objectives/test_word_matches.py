@@ -256,6 +256,7 @@ def test_a_new_model_compares_pairs(tmp_path, name):
     assert (data.train.matches is not None) == expected[0]
 
 
+@pytest.mark.slow
 def test_a_model_of_single_texts_and_one_that_starts_from_another_compare_nothing(tmp_path):
     data, _ = load(tmp_path, "classify", table(tmp_path, pairs=False))
     config = data.config

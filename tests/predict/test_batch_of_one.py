@@ -91,6 +91,7 @@ def differences(one: Any, other: Any) -> Iterator[float]:
         assert one == other
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("model", "use"), CASES)
 def test_a_batch_of_one_equals_a_batch_of_many(model, use):
     pipe, run = pipeline(model), USES[use][1]

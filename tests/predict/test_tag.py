@@ -31,6 +31,7 @@ def balanced(pair):
     return pair._replace(ours=load(pair.folder))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tags_equal_those_of_transformers(family, tmp_path):
     pair = balanced(both(tmp_path, family, "ForTokenClassification", id2label=NAMES))

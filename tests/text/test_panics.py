@@ -94,6 +94,7 @@ def use(folder: Path) -> None:
     assert tokenizer.encoding_digest
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("part", range(5))
 def test_mutated_tokenizers_work_or_end_in_one_error(
     part: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -117,6 +117,7 @@ def test_a_pattern_that_is_slow_on_an_added_token_is_stopped(tmp_path: Path) -> 
         read_tokenizer(write(tmp_path, normalizer=replaced(AFTER_SPLIT)))
 
 
+@pytest.mark.slow  # and on a very busy machine, longer than the sandbox waits
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
 def test_a_pattern_that_fails_is_an_error_without_a_backtrace(
     part: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

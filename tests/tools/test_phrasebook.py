@@ -29,6 +29,7 @@ def pairs() -> Pairs:
 # --- the shipped file -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_file_has_the_recorded_hash() -> None:
     assert hashlib.sha256(bz2.decompress(generate.FILE.read_bytes())).hexdigest() == generate.SHA256
     splits = load_splits("phrasebook")

@@ -226,6 +226,7 @@ class InterruptingAt(InterruptingView):
             super().step(snapshot)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("run", "at", "command"), [(1, 2, "recipe"), (2, 6, "run"), (4, 3, "run")])
 def test_a_continued_run_equals_an_uninterrupted_one(finished, tmp_path, run, at, command):
     whole, expected, _ = finished
@@ -250,6 +251,7 @@ def test_a_continued_run_equals_an_uninterrupted_one(finished, tmp_path, run, at
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_groups_stay_in_one_fold(tmp_path):
     groups = [number // 6 for number in range(ROWS)]
     table = write_table(tmp_path, customer=groups)
@@ -259,6 +261,7 @@ def test_groups_stay_in_one_fold(tmp_path):
     assert sum(map(len, owners)) == len(set().union(*owners)) == 10
 
 
+@pytest.mark.slow
 def test_a_set_of_rows_that_is_given_or_held_out_is_used_as_before(tmp_path):
     table = write_table(tmp_path)
     cases = {"data.holdout": 0.1}, {"data.holdout": "fold:1/5"}, {"data.valid": table}
@@ -332,6 +335,7 @@ def one_fold(tmp_path):
     return tmp_path / "run", Path(table)
 
 
+@pytest.mark.slow
 def test_changed_data_is_refused_between_folds(one_fold):
     run, table = one_fold
     table.write_text(table.read_text("utf-8").replace("film", "song"), "utf-8")
@@ -359,6 +363,7 @@ KINDS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_problem_has_the_scores_of_its_folds(tmp_path, kind):
     columns, changes = KINDS[kind]
@@ -372,6 +377,7 @@ def test_every_problem_has_the_scores_of_its_folds(tmp_path, kind):
     assert len(joined.labels()) == ROWS
 
 
+@pytest.mark.slow
 def test_the_weights_before_training_can_be_chosen(tmp_path):
     """As where a part of the model is fitted before the first step."""
     table = write_table(tmp_path)
@@ -391,6 +397,7 @@ def test_the_weights_before_training_can_be_chosen(tmp_path):
     assert view.lines[-1].startswith("nothing to do: the run has ended at step 0")
 
 
+@pytest.mark.slow
 def test_thresholds_are_those_of_all_folds(tmp_path):
     table = write_table(tmp_path)
     run = tmp_path / "run"

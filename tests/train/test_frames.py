@@ -42,6 +42,7 @@ def losses(folder: Path) -> list[Any]:
     return [line.get("loss", line.get("valid/loss")) for line in lines_of(folder)]
 
 
+@pytest.mark.slow
 def test_frames_train_as_their_file_and_are_known_on_resume(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -100,6 +101,7 @@ def test_splits_may_be_in_memory(tmp_path: Path) -> None:
     assert trifold.resume(tmp_path / "run", data=again, data_changed=True).finished
 
 
+@pytest.mark.slow
 def test_a_first_stage_reads_the_frame(tmp_path: Path) -> None:
     view = RecordingView()
     stage = {"train": {"steps": 2, "warmup": 1}}

@@ -122,6 +122,7 @@ def test_a_majority_of_95_percent_is_no_model(rare, tmp_path, monkeypatch):
     assert lines[2].startswith("it always answers 'no' and is not kept: with the same weight for")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best_by", ["f1", "matthews"])
 def test_the_threshold_of_two_classes_is_chosen_and_saved(rare, tmp_path, best_by):
     view = RecordingView()
@@ -150,6 +151,7 @@ def test_the_threshold_of_two_classes_is_chosen_and_saved(rare, tmp_path, best_b
     assert result.shift is None
 
 
+@pytest.mark.slow
 def test_thresholds_of_several_labels_are_chosen(tmp_path):
     rng = random.Random(5)
     lines = []

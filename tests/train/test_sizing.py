@@ -63,6 +63,7 @@ SETS: dict[str, tuple[str, Any, int, list[int]]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("plan", [NEW, WITH_PATH])
 @pytest.mark.parametrize("name", SETS)
 def test_ten_epochs_are_ten_epochs(tmp_path, name, plan):
@@ -92,6 +93,7 @@ def test_ten_epochs_are_ten_epochs(tmp_path, name, plan):
     assert f"batch.tokens={tokens} " in "\n".join(lines)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("lengths", [[3], [60, 80], [5] * 99 + [300], [600, 900]])
 def test_nothing_is_cut_silently(tmp_path, lengths):
     rows = texts(300, lengths)
@@ -131,6 +133,7 @@ def test_positions_have_room_for_longer_texts():
     assert [positions_for(n) for n in (1, 42, 60, 100, 200, 5_000)] == [64, 64, 128, 256, 512, 512]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -156,6 +159,7 @@ def test_what_a_user_sets_is_kept(tmp_path, key, value):
         assert data.config.d_ff == 4 * value
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_one_update(tmp_path):
     file = table(tmp_path, texts(4_000, [9, 15]))
     data, _ = load(tmp_path, "classify", file, train__accumulate=2)

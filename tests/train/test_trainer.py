@@ -97,6 +97,7 @@ def test_accumulated_micro_batches_have_the_gradient_of_one_batch(gradient_of):
     assert not torch.allclose(gradient_of(rows[:14]), whole, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_several_workers_have_the_gradient_of_one_and_are_deterministic(gradient_of, workers):
     rows = (
