@@ -42,6 +42,18 @@ def test_groups_are_computed_on_demand_and_once_for_neighbors() -> None:
     assert int(tensors["a"]) == 1 and created == ["pair", "pair"]
 
 
+def test_looking_for_a_name_makes_no_tensor() -> None:
+    made = []
+
+    def make() -> list[Tensor]:
+        made.append(1)
+        return [torch.ones(2)]
+
+    tensors = lazy_tensors({("a",): make})
+    assert "a" in tensors and "b" not in tensors
+    assert not made
+
+
 def test_renamed_tensors_can_be_transformed() -> None:
     tensors = {"a": torch.tensor(1), "b": torch.tensor(2)}
     renamed = renamed_tensors({"x": (tensors, "b"), "y": (tensors, "b")})

@@ -5,15 +5,17 @@ than copying, so several threads copy.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from trifold.fast.int8 import Int8Weight
+from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.smoothing import is_smoothed, layers_of_states, smooth
 from trifold.fast.thread_pool import executor_sharing_cores
 from trifold.nn import Transformer
@@ -21,7 +23,8 @@ from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
 
-Stored = Literal["int8"]
+Stored = Literal["int8", "file"]
+NONE: Mapping[str, Any] = MappingProxyType({})
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
 CHUNK = 2**21  # elements that a thread copies at a time
 MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
@@ -34,19 +37,23 @@ def fill_model(
     dtype: torch.dtype,
     device: str | torch.device,
     stored: Stored | None = None,
+    blocks: Mapping[str, Callable[[torch.dtype], QuantizedWeight]] = NONE,
 ) -> None:
     """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
     for corrections of routers, whose differences are smaller than those of bfloat16.
 
     stored: "int8" stores linear weights and token embeddings in one byte per weight, of encoders in
         bfloat16 with factors (`fast.smoothing`).
+    blocks: matrices that are not among the tensors, by name, each made for results of a type.
     """
     for buffer in model.buffers():
         buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
-    matrices: dict[nn.Parameter, list[nn.Module]] = {}
-    if stored == "int8":
-        matrices = _quantizable(model)
+    matrices = _quantizable(model)
+    for name, make in blocks.items():
+        _replace(matrices[parameters.pop(name)], make(dtype).to(device))
+    if stored != "int8":
+        matrices = {}
     smooths = stored == "int8" and dtype is torch.bfloat16 and is_smoothed(model.config)
     if smooths:
         # Their factors depend on the states, so the model is filled first.
@@ -65,9 +72,7 @@ def fill_model(
             parameter = parameters.pop(name)
             if parameter in matrices:
                 quantized = Int8Weight.quantize(tensor.to(device), dtype, memory[name])
-                for module in matrices[parameter]:
-                    del module.weight
-                    module.weight = quantized
+                _replace(matrices[parameter], quantized)
             else:
                 parameter.data = memory[name]
                 copy(tensor, memory[name])
@@ -128,8 +133,21 @@ def _copy(source: Tensor, target: Tensor) -> None:
         target_strip.copy_(source_strip)
 
 
+def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
+    """The matrices that can be stored in few bits, by the names of their parameters."""
+    matrices = _quantizable(model)
+    return {name: each for name, each in model.named_parameters() if each in matrices}
+
+
+def _replace(modules: Sequence[nn.Module], weight: QuantizedWeight) -> None:
+    """Make this the weight of modules that share one."""
+    for module in modules:
+        del module.weight
+        module.weight = weight
+
+
 def _quantizable(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
-    """The matrices that int8 can store, each with the modules that share it."""
+    """The matrices that can be stored in few bits, each with the modules that share it."""
     modules_of: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):

@@ -17,8 +17,9 @@ from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
 from trifold.hub.family import Family
 from trifold.hub.files import write_json
-from trifold.hub.fill import Stored, fill_model
+from trifold.hub.fill import Stored, fill_model, named_matrices
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
+from trifold.hub.gguf.folder import GGUFFolder
 from trifold.hub.model_config import infer_config, parse_config
 from trifold.hub.names import ADAPTER, CONFIG, GENERATION
 from trifold.hub.peft_config import read_adapter_config
@@ -169,9 +170,10 @@ def load_model(
 
     heads: further ones to load if the file has their weights, such as the pooler beside a
         language-model head.
-    stored: "int8" stores matrices in one byte per weight, for inference only; `dtype` is that of
-    the computation. Raises CheckpointError if something is missing, damaged, of an unknown family,
-    or does not fit.
+    stored: "int8" stores matrices in one byte per weight, "file" in the few bits that they have in
+        a GGUF file, both for inference only; `dtype` is that of the computation.
+
+    Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
     """
     folder = folder_or_file(folder)
     values, merged = read_settings(folder)
@@ -192,7 +194,12 @@ def load_model(
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     model = Transformer(config, initialize=False)
     tensors = rules.loading(table, theirs, parameters)
-    fill_model(model, tensors.items(), dtype, device, stored=stored)
+    blocks = {}
+    if stored == "file" and isinstance(folder, GGUFFolder):
+        shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
+        blocks = folder.matrices(lambda made: rules.loading(table, made, parameters), shapes)
+    decoded = ((name, tensors[name]) for name in tensors if name not in blocks)
+    fill_model(model, decoded, dtype, device, stored=stored, blocks=blocks)
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     return model.eval(), generation

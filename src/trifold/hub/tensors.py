@@ -60,6 +60,9 @@ class TransformedTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._function(name, self._values[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._values  # that of Mapping makes the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 

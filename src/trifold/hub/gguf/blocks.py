@@ -119,6 +119,12 @@ def _scaled(scales: Tensor, codes: Tensor) -> Tensor:
     return torch.mul(scales[..., None], codes).flatten(1)
 
 
+def scales_of_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and the offsets (N, 8) of blocks of Q4_K, bytes (N, 144)."""
+    scales, minima = _six_bit_scales(blocks[:, 4:16])
+    return _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+
+
 def _q4_k(blocks: Tensor) -> Tensor:
     codes = _shifted(blocks[:, 16:].unflatten(1, (4, 32)), (0, 4), 15).flatten(1, 2)
     return _affine(_half(blocks, 0), _half(blocks, 2), *_six_bit_scales(blocks[:, 4:16]), codes)

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.fast.block_weight import BlockWeight
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
+from trifold.hub.gguf.matrices import Make, StoredMatrix, moved_matrices
 from trifold.hub.gguf.metadata import Metadata
-from trifold.hub.gguf.tensors import open_tensors, translated
+from trifold.hub.gguf.tensors import Translation, open_matrices, open_tensors
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
 
 ENDING = ".gguf"
@@ -29,9 +32,35 @@ CLASSES = "sentence_transformers.models"
 
 @dataclass(frozen=True, order=True)
 class GGUFFolder(FileAsFolder):
-    """A GGUF file as a folder. tensors: by the names of the family."""
+    """A GGUF file as a folder. tensors: by the names of the family. translation: from those by the
+    names of the file. stored: the quantized ones.
+    """
 
     tensors: Mapping[str, Tensor] = field(compare=False, repr=False, kw_only=True)
+    translation: Translation = field(compare=False, repr=False, kw_only=True)
+    stored: Mapping[str, StoredMatrix] = field(compare=False, repr=False, kw_only=True)
+
+    def matrices(
+        self,
+        load: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+        shapes: Mapping[str, torch.Size],
+    ) -> dict[str, Make]:
+        """The matrices of a model with these names and shapes that are quantized in the file.
+
+        load: makes the tensors of a model from those by the names of the family.
+        """
+        found = moved_matrices(
+            self.stored, lambda tensors: load(self.translation.of(tensors)), shapes
+        )
+        return {name: partial(_make, f"{self}: {name}", make) for name, make in found.items()}
+
+
+def _make(place: str, make: Make, dtype: torch.dtype) -> BlockWeight:
+    """A matrix. Raises CheckpointError, which names the place."""
+    try:
+        return make(dtype)
+    except ValueError as error:
+        raise CheckpointError(f"{place}: {error}; copy the file again") from None
 
 
 def open_gguf(path: UntrustedPath) -> GGUFFolder:
@@ -64,11 +93,14 @@ def _open(path: UntrustedPath, state: tuple[int, ...]) -> GGUFFolder:
     contents: dict[str, Callable[[], bytes]] = {"config.json": partial(_json, keys)}
     contents |= tokenizer_files(file)
     contents |= {name: partial(_json, values) for name, values in _settings(file, keys).items()}
+    translation = Translation(architecture.rules(keys), tensors, UNREAD, place)
     return GGUFFolder(
         path.path,
         path.root,
         contents,
-        tensors=translated(architecture.rules(keys), tensors, UNREAD, place),
+        tensors=translation.of(tensors),
+        translation=translation,
+        stored=open_matrices(files),
     )
 
 

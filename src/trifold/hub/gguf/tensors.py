@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trifold.hub.gguf.blocks import dequantize
 from trifold.hub.gguf.file_format import GGUFFile, TensorEntry
+from trifold.hub.gguf.matrices import StoredMatrix, stored_matrices
 from trifold.hub.rules import ParameterRule, as_tuple, fill_name, match_name
 from trifold.hub.tensors import (
     TransformedTensors,
@@ -39,19 +40,31 @@ def open_tensors(files: Sequence[GGUFFile]) -> Mapping[str, Tensor]:
     return TransformedTensors(places, lambda name, place: _read(place), shapes)
 
 
+def open_matrices(files: Sequence[GGUFFile]) -> Mapping[str, StoredMatrix]:
+    """The quantized tensors of the parts of a model, by their names in the files."""
+    places = {name: _Place(file, entry) for file in files for name, entry in file.tensors.items()}
+    entries = {name: place.entry for name, place in places.items()}
+    return stored_matrices(entries, lambda name: _bytes(places[name]))
+
+
 def _shape(entry: TensorEntry) -> Tensor:
     return torch.empty(entry.shape, dtype=entry.kind.dtype or torch.float32, device="meta")
 
 
 def _read(place: _Place) -> Tensor:
-    file, entry = place
+    entry = place.entry
     kind = entry.kind
-    raw = mapped_bytes(file.memory, entry.start, entry.end)
+    raw = _bytes(place)
     if kind.dtype is None:
         return dequantize(raw, kind).view(entry.shape)
     if entry.start % kind.dtype.itemsize:  # the alignment of a file may be 1
         raw = raw.clone()
     return raw.view(kind.dtype).view(entry.shape)
+
+
+def _bytes(place: _Place) -> Tensor:
+    """The bytes of a tensor, which share memory with the file."""
+    return mapped_bytes(place.file.memory, place.entry.start, place.entry.end)
 
 
 # --- names of the family --------------------------------------------------------------------------
@@ -65,30 +78,40 @@ class _Group(NamedTuple):
     transform: Transform
 
 
-def translated(
-    rules: Sequence[ParameterRule], tensors: Mapping[str, Tensor], unread: Sequence[str], place: str
-) -> Mapping[str, Tensor]:
-    """The tensors by the names of the family, and in its form.
+class Translation:
+    """The tensors of a file by the names of the family, and in its form.
 
     unread: names that no rule needs. Raises CheckpointError listing every tensor that no rule
     knows, that another one needs, or whose shape does not fit.
     """
-    groups, problems = _groups(rules, tensors, unread)
-    shapes: dict[str, Tensor] = {}
-    for group in groups:
-        try:
-            made = group.transform.load([_shape_in(tensors, name) for name in group.theirs])
-            shapes |= zip(group.ours, made, strict=True)
-        except (RuntimeError, ValueError, IndexError):
-            found = ", ".join(f"{name} {_shape_text(tensors, name)}" for name in group.theirs)
-            problems.append(f"wrong shape: {found}")
-    if problems:
-        raise list_problems(f"{place}: the tensors do not fit the metadata", problems)
-    makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
-        group.ours: partial(_make, group, tensors) for group in groups
-    }
-    made_tensors = lazy_tensors(makers)
-    return TransformedTensors(shapes, lambda name, shape: made_tensors[name], shapes)
+
+    def __init__(
+        self,
+        rules: Sequence[ParameterRule],
+        tensors: Mapping[str, Tensor],
+        unread: Sequence[str],
+        place: str,
+    ) -> None:
+        self._groups, problems = _groups(rules, tensors, unread)
+        shapes: dict[str, Tensor] = {}
+        for group in self._groups:
+            try:
+                made = group.transform.load([_shape_in(tensors, name) for name in group.theirs])
+                shapes |= zip(group.ours, made, strict=True)
+            except (RuntimeError, ValueError, IndexError):
+                found = ", ".join(f"{name} {_shape_text(tensors, name)}" for name in group.theirs)
+                problems.append(f"wrong shape: {found}")
+        if problems:
+            raise list_problems(f"{place}: the tensors do not fit the metadata", problems)
+        self._shapes = shapes
+
+    def of(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """These tensors, by the names of the file, each made when it is read."""
+        makers: dict[tuple[str, ...], Callable[[], Tensors]] = {
+            group.ours: partial(_make, group, tensors) for group in self._groups
+        }
+        made = lazy_tensors(makers)
+        return TransformedTensors(self._shapes, lambda name, shape: made[name], self._shapes)
 
 
 def _make(group: _Group, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -1,0 +1,200 @@
+"""Quantized matrices of a GGUF file in the blocks that a model computes with, without decoding
+them.
+
+The rules of a family move the rows of a matrix: they reorder those of queries and keys, or split a
+matrix. Where each row goes is found by applying the rules to the numbers of the rows. What rules
+change in another way is decoded instead. How the types of a file are stored:
+
+    Q8_0, Q4_0, Q4_1    as they are
+    Q5_0, IQ4_NL        in 8 bits, with the scales of the file: the same values
+    Q4_K                in 4 bits with offsets; products of two scales are rounded to float16
+    others              rounded to 8 bits, as Q8_0
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
+from trifold.hub.gguf.blocks import BlockType, dequantize, scales_of_q4_k
+from trifold.hub.gguf.file_format import TensorEntry
+from trifold.hub.tensors import TransformedTensors
+
+CHUNK = 2**19  # values of a matrix that are laid out at a time, to bound the memory of copies
+# Rows are numbered twice, in two columns each: a rule that does not move whole rows gives numbers
+# that do not belong together.
+COLUMNS = 0.25
+UNIT = 2.0
+
+Move = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+Make = Callable[[torch.dtype], BlockWeight]
+Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
+
+
+# --- where the rows go ----------------------------------------------------------------------------
+
+
+class StoredMatrix(NamedTuple):
+    """A quantized tensor of a file, whose first axes are rows.
+
+    raw: its bytes. first: the number of its first row among those of all tensors.
+    """
+
+    entry: TensorEntry
+    raw: Callable[[], Tensor]
+    first: int
+
+    @property
+    def rows(self) -> int:
+        return prod(self.entry.shape[:-1])
+
+    def numbers(self, unit: float) -> Tensor:
+        """The number of each row in two columns, (…, 2) in place of (…, K)."""
+        rows = torch.arange(self.first, self.first + self.rows, dtype=torch.float64)
+        return torch.stack([rows, rows + COLUMNS], -1).mul_(unit).view(*self.entry.shape[:-1], 2)
+
+
+def stored_matrices(
+    entries: Mapping[str, TensorEntry], raw: Callable[[str], Tensor]
+) -> Mapping[str, StoredMatrix]:
+    """The quantized tensors with rows among those of a file; raw: the bytes of a tensor."""
+    found: dict[str, StoredMatrix] = {}
+    first = 0
+    for name, entry in entries.items():
+        if entry.kind.values is not None and len(entry.shape) > 1:
+            found[name] = StoredMatrix(entry, partial(raw, name), first)
+            first += found[name].rows
+    return found
+
+
+def moved_matrices(
+    stored: Mapping[str, StoredMatrix], move: Move, shapes: Mapping[str, torch.Size]
+) -> dict[str, Make]:
+    """The matrices among those with these shapes that are rows of one tensor of the file; each is
+    laid out when it is made.
+
+    move: makes tensors by our names from those by the names of the file.
+    """
+    first, second = (
+        move(TransformedTensors(stored, lambda name, matrix, unit=unit: matrix.numbers(unit)))  # type: ignore[misc]
+        for unit in (1.0, UNIT)
+    )
+    in_order = list(stored.values())
+    starts = [matrix.first for matrix in in_order]
+    made: dict[str, Make] = {}
+    for name, shape in shapes.items():
+        rows = _moved_rows(first, second, name, shape[0])
+        if rows is None:
+            continue
+        matrix = in_order[bisect_right(starts, int(rows[0])) - 1]
+        own = rows - matrix.first
+        is_inside = (own >= 0) & (own < matrix.rows)
+        if bool(is_inside.all()) and matrix.entry.shape[-1] == shape[1]:
+            made[name] = partial(_lay_out, matrix, _as_slice(own))
+    return made
+
+
+def _moved_rows(
+    first: Mapping[str, Tensor], second: Mapping[str, Tensor], name: str, count: int
+) -> Tensor | None:
+    """The numbers (count,) of the rows of a matrix of ours; None if it is made in another way."""
+    try:
+        numbers = first[name]
+        others = second[name]
+    except (KeyError, IndexError, RuntimeError, ValueError):
+        return None
+    if numbers.shape != (count, 2) or others.shape != numbers.shape:
+        return None
+    rows = numbers[:, 0].long()
+    expected = torch.stack([rows, rows + COLUMNS], -1) * UNIT
+    return rows if torch.equal(others, expected) else None
+
+
+def _as_slice(rows: Tensor) -> Tensor | slice:
+    """The rows, or the slice that they are."""
+    first = int(rows[0])
+    whole = slice(first, first + len(rows))
+    return whole if torch.equal(rows, torch.arange(whole.start, whole.stop)) else rows
+
+
+# --- layout ---------------------------------------------------------------------------------------
+
+
+def _lay_out(matrix: StoredMatrix, order: Tensor | slice, dtype: torch.dtype) -> BlockWeight:
+    """These rows of a matrix in blocks, for results of `dtype`.
+
+    Raises ValueError for values that have no scale.
+    """
+    kind = matrix.entry.kind
+    inputs = matrix.entry.shape[-1]
+    table = matrix.raw().view(matrix.rows, -1)
+    if isinstance(order, slice):
+        table = table[order]
+        order = torch.arange(len(table))
+    step = max(1, CHUNK // inputs // PANEL) * PANEL
+    read = _reader(kind)
+    # Before the copies, which leave no holes below it when they are freed.
+    whole = _allocate(read(table[order[:1]], (1, inputs)), len(order), inputs, dtype)
+    for start in range(0, len(order), step):
+        rows = order[start : start + step]
+        part = read(table[rows], (len(rows), inputs))
+        panels = slice(start // PANEL, start // PANEL + len(part.values))
+        whole.values[panels] = part.values
+        whole.scales[panels] = part.scales
+    if not whole.scales.isfinite().all():
+        raise ValueError("has scales that are not finite")
+    return whole
+
+
+def _allocate(part: BlockWeight, rows: int, inputs: int, dtype: torch.dtype) -> BlockWeight:
+    """Memory for a matrix with blocks like those of `part`."""
+    panels = -(-rows // PANEL)
+    values = part.values.new_empty(panels, *part.values.shape[1:])
+    scales = part.scales.new_empty(panels, *part.scales.shape[1:])
+    return BlockWeight(values, scales, (rows, inputs), dtype)
+
+
+def _rounded(kind: BlockType, raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
+    return BlockWeight.quantize(dequantize(raw, kind).view(shape), 8)
+
+
+def _of_whole_numbers(kind: BlockType, raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
+    """Blocks of 32 values d · q with whole numbers q below 128: what they are with d = 1."""
+    table = raw.view(shape[0], -1, kind.bytes)
+    scales = table[..., :2].contiguous().view(torch.float16)[..., 0]
+    of_ones = table.clone()
+    of_ones[..., :2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
+    codes = dequantize(of_ones, kind).view(shape[0], -1, BLOCK) + 128
+    return BlockWeight.from_codes(codes.to(torch.uint8), scales)
+
+
+def _q4_k(raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
+    """Eight blocks of 32 values each, d · s · q - e · n."""
+    table = raw.view(-1, 144)
+    scales, offsets = scales_of_q4_k(table)
+    low = table[:, 16:].unflatten(1, (4, 32))  # of two blocks, in the halves of bytes
+    codes = torch.stack([low & 15, low >> 4], 2).flatten(1, 2)  # (N, 8, 32)
+    pairs = codes[..., :16] | (codes[..., 16:] << 4)
+    numbers = (scales.half().view(shape[0], -1), offsets.half().view(shape[0], -1))
+    return BlockWeight.from_codes(pairs.view(shape[0], -1, 16), *numbers)
+
+
+READERS: dict[str, Reader] = {
+    "Q8_0": BlockWeight.from_q8_0,
+    "Q4_0": BlockWeight.from_q4_0,
+    "Q4_1": BlockWeight.from_q4_1,
+    "Q4_K": _q4_k,
+}
+OF_WHOLE_NUMBERS = ("Q5_0", "IQ4_NL")
+
+
+def _reader(kind: BlockType) -> Reader:
+    """How rows of a type are stored."""
+    if kind.name in OF_WHOLE_NUMBERS:
+        return partial(_of_whole_numbers, kind)
+    return READERS.get(kind.name, partial(_rounded, kind))

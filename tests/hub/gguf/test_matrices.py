@@ -1,0 +1,194 @@
+"""Quantized matrices of a file are those that a model computes with, and are not decoded."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.hub.gguf.writing import CASES, Types
+from torch import Tensor
+
+from trifold.errors import CheckpointError
+from trifold.fast.block_weight import BlockWeight
+from trifold.hub import load_model
+from trifold.hub.fill import named_matrices
+from trifold.hub.gguf import matrices
+from trifold.hub.gguf.blocks import TYPES, BlockType, dequantize
+from trifold.hub.gguf.file_format import TensorEntry
+from trifold.hub.gguf.matrices import moved_matrices, stored_matrices
+from trifold.hub.tensors import TransformedTensors
+from trifold.nn import Inputs, Transformer
+
+KINDS = {kind.name: kind for kind in TYPES.values() if kind.values is not None}
+EXACT = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "IQ4_NL")
+HALF_A_STEP = 1 / 254  # of 8 bits; scales are float16
+BOUNDS = {"Q4_K": 2**-10}
+ROWS, WIDTH = 40, 512
+TOKENS = torch.tensor([[5, 11, 2, 47, 33, 8, 60, 21]])
+
+
+def random_bytes(kind: BlockType, rows: int, seed: int = 0) -> Tensor:
+    """Rows of blocks with small scales, bytes (rows, bytes of a row)."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, WIDTH // kind.length, kind.bytes)
+    raw = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    halves = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "MXFP4": ()}
+    for at in halves.get(kind.name, (0, 2) if kind.name.endswith(("_1", "K")) else (0,)):
+        numbers = torch.rand(*shape[:2], 1, generator=generator) / 100 + 0.001
+        raw[..., at : at + 2] = numbers.half().view(torch.uint8)
+    if kind.name == "MXFP4":
+        raw[..., 0] = 120 + raw[..., 0] % 8
+    return raw.flatten(1)
+
+
+def stored(kind: BlockType, shape: tuple[int, ...] = (ROWS, WIDTH)) -> tuple[Mapping, Tensor]:
+    """A tensor of a file, and its values."""
+    raw = random_bytes(kind, shape[0] if len(shape) == 2 else shape[0] * shape[1])
+    entry = TensorEntry(kind, shape, 0, raw.numel())
+    values = dequantize(raw.flatten(), kind).view(shape)
+    return stored_matrices({"a": entry}, lambda _name: raw.flatten()), values
+
+
+def move_by(function: Callable[[Tensor], Tensor]) -> Callable[[Mapping], Mapping]:
+    return lambda tensors: TransformedTensors({"ours": "a"}, lambda _, a: function(tensors[a]))
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_values_of_all_types(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = KINDS[name]
+    tensors, values = stored(kind)
+    make = moved_matrices(tensors, move_by(lambda x: x), {"ours": values.shape})["ours"]
+    weight = make(torch.float32)
+    ours = weight.dequantize()
+    if name in EXACT:
+        assert torch.equal(ours, values)
+    else:
+        ranges = values.view(ROWS, -1, 32).abs().amax(-1, keepdim=True)
+        errors = (ours - values).view(ROWS, -1, 32).abs() / ranges
+        assert 0 < errors.max() < BOUNDS.get(name, HALF_A_STEP + 2**-11)
+    assert make(torch.bfloat16).dequantize().dtype is torch.bfloat16
+    monkeypatch.setattr(matrices, "CHUNK", 16 * WIDTH)
+    assert torch.equal(make(torch.float32).dequantize(), ours)
+    expected_bits = 4 if name in ("Q4_0", "Q4_1", "Q4_K") else 8
+    assert weight.bits == expected_bits
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "pairs of rows": lambda x: x.unflatten(0, (4, -1, 2)).transpose(1, 2).flatten(0, 2),
+    "some rows": lambda x: x[8:24],
+    "one of many": lambda x: x.unflatten(0, (2, -1))[1],
+    "twice transposed": lambda x: x.t().contiguous().t(),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_rows_are_moved(name: str) -> None:
+    tensors, values = stored(KINDS["Q4_1"])
+    expected = MOVES[name](values)
+    made = moved_matrices(tensors, move_by(MOVES[name]), {"ours": expected.shape})
+    assert torch.equal(made["ours"](torch.float32).dequantize(), expected)
+
+
+def test_matrices_of_experts_are_rows_of_one_tensor() -> None:
+    tensors, values = stored(KINDS["Q8_0"], (3, 16, WIDTH))
+    made = moved_matrices(tensors, move_by(lambda x: x[2]), {"ours": values[2].shape})
+    assert torch.equal(made["ours"](torch.float32).dequantize(), values[2])
+
+
+OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "another number": lambda x: x[:8] + 1,
+    "another unit": lambda x: x[:8] * 2,
+    "columns": lambda x: x.flip(1),
+    "transposed": lambda x: x.t(),
+    "columns by number": lambda x: x.index_select(1, torch.arange(WIDTH).flip(0)),
+    "means": lambda x: (x + x.flip(0)) / 2,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_move_of_rows_is_decoded(name: str) -> None:
+    tensors, values = stored(KINDS["Q8_0"])
+    shape = OTHERS[name](values).shape
+    assert moved_matrices(tensors, move_by(OTHERS[name]), {"ours": shape}) == {}
+
+
+def test_rows_of_two_tensors_are_decoded() -> None:
+    kind = KINDS["Q8_0"]
+    raw = random_bytes(kind, ROWS)
+    entries = dict.fromkeys("ab", TensorEntry(kind, (ROWS, WIDTH), 0, raw.numel()))
+    tensors = stored_matrices(entries, lambda _name: raw.flatten())
+    shape = torch.Size((2 * ROWS, WIDTH))
+    made = moved_matrices(tensors, lambda x: {"ours": torch.cat([x["a"], x["b"]])}, {"ours": shape})
+    assert made == {}
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def outputs(model: Transformer) -> Tensor:
+    second = Inputs(TOKENS[:, :4]) if model.config.shape == "encoder-decoder" else None
+    return model(Inputs(TOKENS), second)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_have_the_matrices_of_the_file(name: str, tmp_path: Path) -> None:
+    path = CASES[name].write(tmp_path / "a.gguf", CASES[name].model(), Types.Q8_0)
+    decoded, settings = load_model(path)
+    model, same_settings = load_model(path, stored="file")
+    assert settings == same_settings
+    assert not named_matrices(decoded).keys() & dict(model.named_parameters()).keys()
+    expected = outputs(decoded)
+    assert (outputs(model) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_types_of_numbers_stay(tmp_path: Path) -> None:
+    path = CASES["llama"].write(tmp_path / "a.gguf", CASES["llama"].model(), Types.F16)
+    model, _ = load_model(path, stored="file")
+    assert not any(isinstance(module, BlockWeight) for module in model.modules())
+
+
+def test_scales_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
+    path = CASES["llama"].write(tmp_path / "a.gguf", CASES["llama"].model(), Types.Q8_0)
+    content = bytearray(path.read_bytes())
+    content[-34:-32] = b"\x00\x7c"  # the last block, of a row of the last tensor
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"a\.gguf: .*scales that are not finite"):
+        load_model(path, stored="file")
+
+
+FREED = 2**22  # bytes that the allocator keeps
+MEMORY = """
+import sys
+from pathlib import Path
+from trifold.hub import load_model
+
+def private():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+
+load_model(sys.argv[1], stored="file")
+before = private()
+model, _ = load_model(sys.argv[2], stored="file")
+print(1024 * (private() - before))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no such file in /proc")
+@pytest.mark.slow
+def test_a_model_takes_the_memory_of_its_file(tmp_path: Path) -> None:
+    case = CASES["llama"]
+    small = case.write(tmp_path / "small.gguf", case.model(), Types.Q4_1)
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192}
+    wide = replace(case, options={**case.options, **sizes, "num_hidden_layers": 8})
+    large = wide.write(tmp_path / "large.gguf", wide.model(), Types.Q4_1)
+
+    command = [sys.executable, "-c", MEMORY, str(small), str(large)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert int(done.stdout) < 1.1 * large.stat().st_size + FREED
