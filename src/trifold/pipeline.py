@@ -17,7 +17,7 @@ from trifold.data.frames import is_frame, plain_column
 from trifold.data.images import ImageSettings
 from trifold.dtypes import dtype_name
 from trifold.errors import CheckpointError, DataError, UsageError
-from trifold.fast.int8 import Int8Weight
+from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.generate.query_stream import has_query_stream, writing_config
 from trifold.generate.search import generate_tokens, stream_text
 from trifold.generate.stopping import Hypothesis, OutputLimit, output_limit
@@ -602,9 +602,9 @@ class Pipeline(PredictMixin):
         files. overwrite: replace a model that the folder holds. Raises UsageError if the folder is
         not empty otherwise.
         """
-        if any(isinstance(module, Int8Weight) for module in self.model.modules()):
+        if any(isinstance(module, QuantizedWeight) for module in self.model.modules()):
             raise UsageError(
-                "int8 weights are for inference only; load the model without them to save it"
+                "int8 and int4 weights are for inference only; load the model without them"
             )
         with new_folder(Path(folder).expanduser(), overwrite=overwrite) as path:
             self._write(path, max_shard_size)
@@ -724,8 +724,8 @@ def load(
     GPU if there is one).
 
     dtype: type of the computation and the weights, also by names such as bf16. weights: "int8"
-    stores matrices with one byte per weight, which is faster, slightly less accurate, and can
-    neither be trained nor saved. tokenizer: the folder of the tokenizer, if it is not that of the
+    or "int4" stores matrices in so many bits, which is faster, less accurate, and can neither be
+    trained nor saved. tokenizer: the folder of the tokenizer, if it is not that of the
     model. Raises CheckpointError if there is no model or no such tokenizer, if it is damaged or of
     an unknown family, and if the tokenizer has more tokens than the model; UsageError for another
     argument or device.
@@ -733,7 +733,7 @@ def load(
     dtype = dtype_name(str(dtype))
     for option, value, known in (
         ("dtype", dtype, get_args(Dtype)),
-        ("weights", weights, (None, "int8")),
+        ("weights", weights, (None, "int8", "int4")),
     ):
         if value not in known:
             raise UsageError(

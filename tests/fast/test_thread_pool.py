@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from trifold.fast import instruction, openmp, thread_pool
-from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.int8 import Int8Weight
 from trifold.fast.layers import few_row_linear, supports_few_row_linear
+from trifold.fast.quantized_weight import Weight
 
 pytest.importorskip("numba", reason="the interpreter needs numba: `make setup` installs it")
 KINDS = ("fp32", "bf16", "int8")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from tests.models import TWO_LAYERS
 
 import trifold
-from trifold.errors import UsageError
+from trifold.errors import CheckpointError, UsageError
+from trifold.fast.block_weight import BlockWeight
 from trifold.fast.int8 import Int8Weight
+from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn.layers import Linear
 
 TINY = TWO_LAYERS | {"vocab_size": 31, "max_positions": 20}
 
@@ -106,8 +109,42 @@ def test_an_int8_pipeline_generates_and_cannot_be_saved(folder: Path, tmp_path: 
     assert float((pipe.logits(tokens).detach() - exact).std() / exact.std()) < 0.05
     with pytest.raises(UsageError, match="int8"):
         pipe.save(tmp_path / "again")
-    with pytest.raises(UsageError, match="int4"):
-        trifold.load(folder, weights="int4")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="int3"):
+        trifold.load(folder, weights="int3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder", "encoder"])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_matrices_whose_rows_are_whole_blocks_have_scales_of_blocks(
+    shape: str, weights: Literal["int8", "int4"], tmp_path: Path
+) -> None:
+    sizes = {"d_model": 32, "d_ff": 64, "shape": shape}
+    save_model(tmp_path, Transformer(ModelConfig.parse(TINY | sizes)))
+    exact_model, _ = load_model(tmp_path)
+    model, _ = load_model(tmp_path, stored=weights)
+    found = dict[str, QuantizedWeight]()
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedWeight):
+            found[name] = module
+    assert len(found) > 10
+    for name, module in found.items():
+        matrix = exact_model.get_parameter(name)
+        if (shape, weights) == ("encoder", "int8"):
+            expected: QuantizedWeight = Int8Weight.quantize(matrix)
+        else:
+            is_linear = isinstance(model.get_submodule(name.rpartition(".")[0]), Linear)
+            expected = BlockWeight.quantize(matrix, 4 if weights == "int4" and is_linear else 8)
+        assert type(module) is type(expected)
+        assert torch.equal(module.dequantize(), expected.dequantize())
+
+
+def test_a_matrix_that_has_no_scale_is_named(tmp_path: Path) -> None:
+    model = Transformer(ModelConfig.parse(TINY | {"d_model": 32, "shape": "decoder"}))
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.1.feed_forward.sublayer.in_proj.weight")[3, 4] = 1e9
+    save_model(tmp_path, model)
+    with pytest.raises(CheckpointError, match=r"blocks\.1\..*too large for 8 bits; load the model"):
+        load_model(tmp_path, stored="int8")
 
 
 def test_loaded_models_do_not_share_memory(folder: Path) -> None:

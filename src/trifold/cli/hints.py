@@ -502,6 +502,7 @@ OPTIONS = {
     "--dtype bfloat16": "bf16 amp",
     "--dtype": "precision torch-dtype",
     "--weights int8": "int8 quantize load-in-8bit 8bit",
+    "--weights int4": "int4 load-in-4bit 4bit",
     "--batch-size": "batch bs",
     "--pair": "text2 second text-pair context",
     "--choices": "choice labels candidate-labels",

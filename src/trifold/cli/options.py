@@ -72,9 +72,9 @@ Codec = Annotated[
     str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
 ]
 Weights = Annotated[
-    Literal["int8"] | None,
+    Literal["int8", "int4"] | None,
     typer.Option(
-        help="Store matrices as int8: faster, slightly less exact.", show_default="as --dtype"
+        help="Store matrices in 8 or 4 bits: faster, less exact.", show_default="as --dtype"
     ),
 ]
 BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]

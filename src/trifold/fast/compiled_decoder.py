@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from trifold.fast import instruction as ins
 from trifold.fast.beam_index import current_index
-from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.block_linear import quantized_bytes
+from trifold.fast.block_weight import BlockWeight
+from trifold.fast.int8 import Int8Weight
 from trifold.fast.matmul import repeated_linear
+from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -87,6 +90,8 @@ class CompiledDecoder:
         self.matmuls: list[list[Matmul]] = []
         # The last x that was converted, its copy in the type of the weights, and its scales.
         self.converted: tuple[Tensor, Tensor, Tensor | None] | None = None
+        # The same for weights in blocks: x, the kind of blocks, and the quantized rows.
+        self.quantized: tuple[Tensor, Field, Tensor] | None = None
         self.x, self.normed, self.exit = (
             self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit")
         )
@@ -99,7 +104,7 @@ class CompiledDecoder:
         for index, fields in enumerate(self.fields):
             set_fields(program, index, **fields)
         attention = program["opcode"] == ins.ATTENTION
-        matmul = program["opcode"] == ins.MATMUL
+        matmul = np.isin(program["opcode"], (ins.MATMUL, ins.BLOCK_MATMUL))
         # The attention instructions, one of each kind per layer.
         self.self_attention = np.flatnonzero(program["new_keys"])
         self.cross_attention = np.flatnonzero(attention & (program["new_keys"] == 0))
@@ -123,6 +128,8 @@ class CompiledDecoder:
         """Append an instruction."""
         if self.converted is not None and self.converted[0] is out:
             self.converted = None
+        if self.quantized is not None and self.quantized[0] is out:
+            self.quantized = None
         self.fields.append({"waits": 1, "out": out, **fields})
 
     def _add_norm(
@@ -155,11 +162,27 @@ class CompiledDecoder:
         code = ins.ACTIVATIONS[activation]
         fields: dict[str, Field] = {"activation": code, "mode": mode, "waits": waits}
         fields["bias"] = _float(layer.bias)
-        if self.uses_library:
+        if self.uses_library and isinstance(layer.weight, BlockWeight):
+            self._add_block_matmul(layer.weight, x, out, fields)
+        elif self.uses_library:
             self._add_library_matmul(layer.weight, x, out, fields)
         else:
             self._add(out, **matmul_fields(layer.weight), x=x, **fields)
         return out
+
+    def _add_block_matmul(
+        self, weight: BlockWeight, x: Tensor, out: Tensor, fields: dict[str, Field]
+    ) -> None:
+        """Multiply many rows, quantized by an instruction, unless they already are."""
+        fields |= matmul_fields(weight)
+        kind = fields["dtype"]
+        width = x.shape[1]
+        if self.quantized is None or self.quantized[0] is not x or self.quantized[1] != kind:
+            rows = self._buffer("blocks", quantized_bytes(1, width), torch.int8)
+            self._add(rows, opcode=ins.BLOCK_QUANTIZE, dtype=kind, inputs=width, x=x)
+            self.quantized = x, kind, rows
+            fields["waits"] = 1
+        self._add(out, **fields, x=self.quantized[2])
 
     def _add_library_matmul(
         self, weight: Weight, x: Tensor, out: Tensor, fields: dict[str, Field]
@@ -181,6 +204,7 @@ class CompiledDecoder:
             fields |= {"opcode": ins.DEQUANTIZE, "dtype": ins.FLOAT32}
             fields |= {"weight": scales, "scales": weight.scales}
         else:
+            assert isinstance(weight, Tensor)
             matrix = weight
             sums = None
             fields |= {"opcode": ins.FINISH, "dtype": DTYPES[weight.dtype]}

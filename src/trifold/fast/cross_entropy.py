@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.fast import as_array, compiled_loops, is_autocast, is_eager_cpu, supports_loops
-from trifold.fast.int8 import Int8Weight
 from trifold.fast.matmul import add_matmul, library, linear as float_linear, matmul
+from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.nn.gradients import first_order
 from trifold.nn.losses import CHUNK
 from trifold.nn.ops import cross_entropy as plain_cross_entropy
@@ -33,9 +33,9 @@ def cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """See `nn.ops.cross_entropy`. Exact in fp32; in bf16 the probabilities are rounded, but not the
-    sums. float64, int8 weights and automatic casts use the plain operation.
+    sums. float64, quantized weights and automatic casts use the plain operation.
     """
-    is_plain = hidden.dtype is torch.float64 or isinstance(weight, Int8Weight)
+    is_plain = hidden.dtype is torch.float64 or isinstance(weight, QuantizedWeight)
     if is_plain or is_autocast(hidden):
         return plain_cross_entropy(hidden, weight, bias, targets, smoothing)
     if hidden.requires_grad or weight.requires_grad:

@@ -9,8 +9,13 @@ bytes.
 import numpy as np
 
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
+BLOCK_MATMUL, BLOCK_QUANTIZE = 7, 8
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 ITEM_BYTES = (4, 2, 1)
+# The kinds of weights in blocks: their bits, and the code of 0; those with offsets have none.
+BLOCK8, BLOCK4, BLOCK8_OFFSETS, BLOCK4_OFFSETS = range(4)
+BLOCK_BITS = (8, 4, 8, 4)
+ZERO_CODES = (128, 8, 0, 0)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)
@@ -57,3 +62,8 @@ def outputs_per_task(inputs: int, dtype: int) -> int:
     one cache line.
     """
     return max(16, TASK_BYTES // (inputs * ITEM_BYTES[dtype]) // 16 * 16)
+
+
+def outputs_per_block_task(inputs: int, bits: int) -> int:
+    """The same for weights in blocks of so many bits, which lie in panels of 16 outputs."""
+    return max(16, 8 * TASK_BYTES // (inputs * bits) // 16 * 16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,14 +42,9 @@ class Int8Weight(QuantizedWeight):
 
     @classmethod
     @torch.no_grad()
-    def quantize(
-        cls, matrix: Tensor, dtype: torch.dtype | None = None, values: Tensor | None = None
-    ) -> Int8Weight:
-        """Round to nearest; the largest magnitude of each row becomes 127. Uses the memory of
-        `values`, if given.
-        """
-        if values is None:
-            values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
+    def quantize(cls, matrix: Tensor, dtype: torch.dtype | None = None) -> Int8Weight:
+        """Round to nearest; the largest magnitude of each row becomes 127."""
+        values = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
         scales = torch.empty(matrix.shape[0], device=matrix.device)
         rows = max(1, CHUNK // matrix.shape[1])
         for start in range(0, len(matrix), rows):
@@ -141,9 +136,6 @@ class _Product(torch.autograd.Function):
         z = wide(g)
         d_x = torch.matmul((z * scales).to(z.dtype), values.to(z.dtype))
         return d_x.to(g.dtype), None, None
-
-
-Weight: TypeAlias = Tensor | Int8Weight
 
 
 @cache

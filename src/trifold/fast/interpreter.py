@@ -16,6 +16,8 @@ from numba import carray, cfunc, types
 
 from trifold.fast.instruction import (
     ATTENTION,
+    BLOCK_MATMUL,
+    BLOCK_QUANTIZE,
     DEQUANTIZE,
     FINISH,
     FLOAT32,
@@ -35,6 +37,13 @@ from trifold.fast.intrinsics import (
 )
 from trifold.fast.loops import Array, inline
 from trifold.fast.step_attention import attention
+from trifold.fast.step_blocks import (
+    block_matmul,
+    block_weight_address,
+    quantize_blocks,
+    quantized_rows,
+    release_rows,
+)
 from trifold.fast.step_linear import (
     dequantize_row,
     finish_row,
@@ -68,7 +77,7 @@ def _wait(done: Array, number: int, op: Any, start: int, end: int, stalls: Array
         polls += 1
         if polls > SPINS:
             yield_cpu()
-        if polls == SPINS + STALL_YIELDS and op.opcode == MATMUL:
+        if polls == SPINS + STALL_YIELDS and op.opcode in (MATMUL, BLOCK_MATMUL):
             atomic_add(stalls, 0, 1)
     return start
 
@@ -92,6 +101,8 @@ def _run_units(op: Any, units: range) -> None:
             dequantize_row(op, row)
         elif op.opcode == FINISH:
             finish_row(op, row)
+        elif op.opcode == BLOCK_QUANTIZE:
+            quantize_blocks(op, row, op.out)
         else:
             round_row(op, row)
 
@@ -113,6 +124,7 @@ def _execute(
     for number in range(count):
         op = program[number]
         finished = 0
+        quantized = 0  # the rows of x, for weights in blocks
         for turn in range(threads):
             share = (thread + turn) % threads
             first = op.tasks * share // threads
@@ -124,6 +136,11 @@ def _execute(
                 end = min(start + MAX_PREFETCH, weight_address(op, last))
                 prefetch(start, start + PREFETCH_BYTES)
                 start += PREFETCH_BYTES
+            elif op.opcode == BLOCK_MATMUL and task < last:
+                start = block_weight_address(op, task)
+                end = min(start + MAX_PREFETCH, block_weight_address(op, last))
+                prefetch(start, start + PREFETCH_BYTES)
+                start += PREFETCH_BYTES
             if op.waits:
                 while complete < number:
                     start = _wait(done, complete, program[complete], start, end, stalls)
@@ -131,6 +148,10 @@ def _execute(
             while task < last:
                 if op.opcode == MATMUL:
                     matmul(op, task)
+                elif op.opcode == BLOCK_MATMUL:
+                    if quantized == 0:
+                        quantized = quantized_rows(op)
+                    block_matmul(op, task, quantized)
                 else:
                     _run_units(
                         op,
@@ -142,6 +163,8 @@ def _execute(
                 task = first + atomic_add(taken, share * count + number, 1)
         if finished:
             atomic_add(done, number, finished)
+        if quantized != 0:
+            release_rows(op, quantized)
     while complete < count:
         _wait(done, complete, program[complete], 0, 0, stalls)
         complete += 1

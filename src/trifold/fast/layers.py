@@ -1,10 +1,11 @@
 """Embeddings, linear layers, dropout, GELU and layer norm; they replace the operations of `nn.ops`
 with the same names.
 
-embedding          int8 weights
+embedding          quantized weights
 linear             few rows: instructions of the interpreter, because PyTorch reads the weight at
                    half the memory bandwidth or less; many bf16 rows and an int8 weight: int8
-                   matmul, twice as fast as bf16; many fp32 rows: the library of `matmul`
+                   matmul, twice as fast as bf16; a weight in blocks: instructions, as for few
+                   rows; many fp32 rows: the library of `matmul`
 linears            one matmul with the stacked weights
 activation_linear  saves the input of the activation instead of its output
 the others         one compiled loop each, in training on a CPU in bf16 and fp32
@@ -30,8 +31,10 @@ from trifold.fast import (
     supports_loops,
     trains_with_loops,
 )
+from trifold.fast.block_linear import block_linear, supports_block_linear
+from trifold.fast.block_weight import BlockWeight
 from trifold.fast.instruction import FEW_ROWS
-from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import (
     has_hooks,
     int8_linear,
@@ -42,6 +45,7 @@ from trifold.fast.int8_linear import (
 from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
 from trifold.fast.matmul import linear as float_linear, weight_gradient
 from trifold.fast.openmp import adapt_to_contention
+from trifold.fast.quantized_weight import QuantizedWeight, Weight
 from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
 from trifold.nn.gradients import first_order
 from trifold.nn.layers import ACTIVATIONS, Linear
@@ -63,7 +67,9 @@ def embedding(indices: Tensor, weight: Weight) -> Tensor:
     """
     if is_eager_cpu(indices):
         adapt_to_contention()
-    return weight.rows(indices) if isinstance(weight, Int8Weight) else F.embedding(indices, weight)
+    if isinstance(weight, QuantizedWeight):
+        return weight.rows(indices)
+    return F.embedding(indices, weight)
 
 
 def linear(
@@ -72,11 +78,14 @@ def linear(
     """See `nn.ops.linear`."""
     if supports_few_row_linear(x, weight, bias):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
-    if not isinstance(weight, Int8Weight):
+    if not isinstance(weight, QuantizedWeight):
         if supports_bias_linear(x, weight, bias):
             return bias_linear(x, weight, bias).to(dtype or x.dtype)
         return float_linear(x, weight, bias).to(dtype or x.dtype)
-    if supports_int8_linear(x, weight) and (dtype or x.dtype) in DTYPES:
+    if isinstance(weight, BlockWeight) and supports_block_linear(x, weight):
+        return block_linear(x, weight, bias).to(dtype or x.dtype)
+    has_type = (dtype or x.dtype) in DTYPES
+    if isinstance(weight, Int8Weight) and has_type and supports_int8_linear(x, weight):
         return int8_linear(x, weight, bias, dtype)
     return weight.linear(x, bias).to(dtype or x.dtype)
 
@@ -163,9 +172,9 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
 
 def is_matrix(layer: nn.Module) -> bool:
     """Whether a layer is nothing but the product with a dense matrix: no adapter, no hook, no
-    weight in int8.
+    quantized weight.
     """
-    if type(layer) not in (Linear, Int8TrainedLinear) or isinstance(layer.weight, Int8Weight):
+    if type(layer) not in (Linear, Int8TrainedLinear) or isinstance(layer.weight, QuantizedWeight):
         return False
     return not has_hooks(layer)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,9 @@ class QuantizedWeight(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.shape[0]} x {self.shape[1]}"
+
+
+Weight: TypeAlias = Tensor | QuantizedWeight
 
 
 def wide(x: Tensor) -> Tensor:

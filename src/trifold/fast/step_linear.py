@@ -57,7 +57,7 @@ def norm(op: Any, row: int) -> None:
     result = float32_at(memory, width)
     for j in range(width):
         result[j] = (x[j] - mean) * inverse_std * weight[j]
-    _finish(result, op, 0, out)
+    finish(result, op, 0, out)
     release(memory)
 
 
@@ -112,7 +112,7 @@ def activate(y: Array, activation: int) -> None:
 
 
 @subroutine
-def _finish(result: Array, op: Any, first: int, out: Array) -> None:
+def finish(result: Array, op: Any, first: int, out: Array) -> None:
     """Add the bias to result (n,), the outputs from `first` on, apply the activation and combine
     with out (n,).
     """
@@ -238,7 +238,7 @@ def matmul(op: Any, task: int) -> None:
                 result[r, j] *= scales[j]
     out = float32_matrix_at(op.out, rows, outputs)
     for r in range(rows):
-        _finish(result[r], op, first, out[r, first:last])
+        finish(result[r], op, first, out[r, first:last])
     release(memory)
 
 
@@ -271,9 +271,9 @@ def dequantize_row(op: Any, row: int) -> None:
     for j in range(width):
         result[j] = F(x[j]) * scale * scales[j]
     if op.dtype == FLOAT32:
-        _finish(result, op, 0, float32_at(op.out + 4 * row * width, width))
+        finish(result, op, 0, float32_at(op.out + 4 * row * width, width))
     else:
-        _finish(result, op, 0, result)
+        finish(result, op, 0, result)
         store(result, bfloat16_at(op.out + 2 * row * width, width))
     release(memory)
 
@@ -295,7 +295,7 @@ def finish_row(op: Any, row: int) -> None:
         _load(float32_at(op.x + 4 * row * width, width), result)
     else:
         _load(bfloat16_at(op.x + 2 * row * width, width), result)
-    _finish(result, op, 0, float32_at(op.out + 4 * row * width, width))
+    finish(result, op, 0, float32_at(op.out + 4 * row * width, width))
     release(memory)
 
 

@@ -19,9 +19,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
-from trifold.fast.instruction import BFLOAT16, FLOAT32, INSTRUCTION, INT8, MATMUL, outputs_per_task
-from trifold.fast.int8 import Int8Weight, Weight
+from trifold.fast.block_weight import BlockWeight
+from trifold.fast.instruction import (
+    BFLOAT16,
+    BLOCK4,
+    BLOCK4_OFFSETS,
+    BLOCK8,
+    BLOCK8_OFFSETS,
+    BLOCK_MATMUL,
+    FLOAT32,
+    INSTRUCTION,
+    INT8,
+    MATMUL,
+    outputs_per_block_task,
+    outputs_per_task,
+)
+from trifold.fast.int8 import Int8Weight
 from trifold.fast.openmp import contended, count_stalls, openmp
+from trifold.fast.quantized_weight import QuantizedWeight, Weight
 
 Array: TypeAlias = NDArray[Any]
 Field: TypeAlias = Tensor | float | None
@@ -88,6 +103,8 @@ def divide_into_tasks(program: Array) -> None:
 def matmul_fields(weight: Weight) -> dict[str, Field]:
     """The fields of a matmul with a contiguous weight (N, K)."""
     outputs, inputs = weight.shape
+    if isinstance(weight, BlockWeight):
+        return _block_fields(weight)
     if isinstance(weight, Int8Weight):
         dtype = INT8
         values = weight.values
@@ -95,6 +112,7 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
     else:
         # Detached, so that its memory stays even if the parameter gets other data.
         dtype = DTYPES[weight.dtype]
+        assert isinstance(weight, Tensor)
         values = weight.detach()
         scales = None
     return {
@@ -107,10 +125,21 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
     }
 
 
+def _block_fields(weight: BlockWeight) -> dict[str, Field]:
+    outputs, inputs = weight.shape
+    kind = {8: BLOCK8_OFFSETS, 4: BLOCK4_OFFSETS} if weight.has_offsets else {8: BLOCK8, 4: BLOCK4}
+    per_task = outputs_per_block_task(inputs, weight.bits)
+    return {
+        **{"opcode": BLOCK_MATMUL, "dtype": kind[weight.bits], "inputs": inputs},
+        **{"outputs": outputs, "tasks": -(-outputs // per_task)},
+        **{"weight": weight.values, "scales": weight.scales},
+    }
+
+
 def is_readable(weight: Weight) -> bool:
     """Whether instructions can read this weight in place."""
-    if isinstance(weight, Int8Weight):
-        return weight.values.device.type == "cpu"
+    if isinstance(weight, QuantizedWeight):
+        return weight.device.type == "cpu"
     return weight.device.type == "cpu" and weight.dtype in DTYPES and weight.is_contiguous()
 
 

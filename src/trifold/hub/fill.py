@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from trifold.errors import CheckpointError
+from trifold.fast.block_weight import BLOCK, BlockWeight
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.smoothing import is_smoothed, layers_of_states, smooth
@@ -23,7 +25,7 @@ from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
 
-Stored = Literal["int8", "file"]
+Stored = Literal["int8", "int4", "file"]
 NONE: Mapping[str, Any] = MappingProxyType({})
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
 CHUNK = 2**21  # elements that a thread copies at a time
@@ -42,9 +44,11 @@ def fill_model(
     """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
     for corrections of routers, whose differences are smaller than those of bfloat16.
 
-    stored: "int8" stores linear weights and token embeddings in one byte per weight, of encoders in
-        bfloat16 with factors (`fast.smoothing`).
+    stored: how linear weights and token embeddings are stored, see `_small_weight`. In int8, those
+        of encoders in bfloat16 have factors (`fast.smoothing`).
     blocks: matrices that are not among the tensors, by name, each made for results of a type.
+
+    Raises CheckpointError for a matrix that has no such form.
     """
     for buffer in model.buffers():
         buffer.data = buffer.to(device=device, dtype=dtype)
@@ -52,27 +56,29 @@ def fill_model(
     matrices = _quantizable(model)
     for name, make in blocks.items():
         _replace(matrices[parameters.pop(name)], make(dtype).to(device))
-    if stored != "int8":
+    if stored not in ("int8", "int4"):
         matrices = {}
     smooths = stored == "int8" and dtype is torch.bfloat16 and is_smoothed(model.config)
     if smooths:
         # Their factors depend on the states, so the model is filled first.
         for layer in layers_of_states(model):
             matrices.pop(layer.weight)
-    types: dict[Tensor | None, torch.dtype] = dict.fromkeys(matrices, torch.int8)
+    types: dict[Tensor | None, torch.dtype] = {}
     wide = torch.promote_types(dtype, torch.float32)
     for module in model.modules():
         types |= {getattr(module, name): wide for name in getattr(module, "wide_parameters", ())}
     memory = {
         name: torch.empty(parameter.shape, dtype=types.get(parameter, dtype), device=device)
         for name, parameter in parameters.items()
+        if parameter not in matrices
     }
     with _copying(device, sum(target.numel() for target in memory.values())) as copy:
         for name, tensor in tensors:
             parameter = parameters.pop(name)
             if parameter in matrices:
-                quantized = Int8Weight.quantize(tensor.to(device), dtype, memory[name])
-                _replace(matrices[parameter], quantized)
+                modules = matrices[parameter]
+                bits = _block_bits(model, modules, stored)
+                _replace(modules, _small_weight(name, tensor.to(device), dtype, bits))
             else:
                 parameter.data = memory[name]
                 copy(tensor, memory[name])
@@ -137,6 +143,30 @@ def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
     """The matrices that can be stored in few bits, by the names of their parameters."""
     matrices = _quantizable(model)
     return {name: each for name, each in model.named_parameters() if each in matrices}
+
+
+def _block_bits(model: Transformer, modules: Sequence[nn.Module], stored: str | None) -> int | None:
+    """The bits of a matrix in blocks: 8, or 4 for int4 if only linear layers read it, not a token
+    embedding or a language-model head. None for int8 of an encoder, whose matrices have a scale
+    for each row.
+    """
+    if stored == "int4":
+        return 4 if all(isinstance(module, Linear) for module in modules) else 8
+    return None if model.config.shape == "encoder" else 8
+
+
+def _small_weight(
+    name: str, matrix: Tensor, dtype: torch.dtype, bits: int | None
+) -> QuantizedWeight:
+    """The matrix in blocks of 32 columns; in int8 with a scale for each row if `bits` is None, or
+    if its rows are not whole blocks.
+    """
+    if bits is None or matrix.shape[1] % BLOCK:
+        return Int8Weight.quantize(matrix, dtype)
+    try:
+        return BlockWeight.quantize(matrix, bits, dtype)
+    except ValueError as error:
+        raise CheckpointError(f"{name} {error}; load the model without `weights`") from None
 
 
 def _replace(modules: Sequence[nn.Module], weight: QuantizedWeight) -> None:

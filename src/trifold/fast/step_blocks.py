@@ -1,0 +1,191 @@
+"""Matmuls with weights in blocks (`BlockWeight`), of a decoding step and of many rows.
+
+Activations are quantized to int8 with a scale for each 32 of a row, as llama.cpp does. A few rows
+are quantized by each thread that multiplies them, many by an instruction before the matmul.
+Quantized rows (R, K) are, one after the other: R · K int8, their scales (R, K / 32) fp32, and their
+terms (R, K / 32) of 4 bytes.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from trifold.fast import instruction as ins
+from trifold.fast.block_tile import HAS_VNNI, LINE, TILE_ROWS, loop_tile, new_tile
+from trifold.fast.block_weight import BLOCK, PANEL
+from trifold.fast.intrinsics import (
+    allocate,
+    float32_at,
+    float32_matrix_at,
+    int8_at,
+    int32_at,
+    release,
+)
+from trifold.fast.loops import F, quantize, subroutine
+from trifold.fast.step_linear import finish
+
+outputs_per_block_task = subroutine(ins.outputs_per_block_task)
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+
+@subroutine
+def quantize_blocks(op: Any, row: int, memory: int) -> None:
+    """A row of x (R, K) fp32 -> its place in the memory of quantized rows.
+
+    The term of a block is that of the sum of its int8: -zero · sum, which is added to products
+    with codes, or where weights have offsets scale · sum, which is multiplied with them.
+    """
+    inputs = op.inputs
+    blocks = inputs // BLOCK
+    zero = np.int32(ins.ZERO_CODES[op.dtype])
+    scales = float32_at(memory + op.rows * inputs + 4 * row * blocks, blocks)
+    first_term = memory + op.rows * (inputs + 4 * blocks) + 4 * row * blocks
+    terms = int32_at(first_term, blocks)
+    float_terms = float32_at(first_term, blocks)
+    for block in range(blocks):
+        start = row * inputs + block * BLOCK
+        out = int8_at(memory + start, BLOCK)
+        scale = quantize(float32_at(op.x + 4 * start, BLOCK), out)
+        total = np.int32(0)
+        for j in range(BLOCK):
+            total += np.int32(out[j])
+        scales[block] = scale
+        if zero == 0:
+            float_terms[block] = scale * F(total)
+        else:
+            terms[block] = -zero * total
+
+
+@subroutine
+def quantized_rows(op: Any) -> Any:
+    """The address of the quantized rows of x: many are already there."""
+    if op.rows > ins.FEW_ROWS:
+        return op.x
+    memory = allocate(op.rows * (op.inputs + 8 * (op.inputs // BLOCK)))
+    for row in range(op.rows):
+        quantize_blocks(op, row, memory)
+    return memory
+
+
+@subroutine
+def release_rows(op: Any, memory: int) -> None:
+    """Free what `quantized_rows` has allocated."""
+    if op.rows <= ins.FEW_ROWS:
+        release(memory)
+
+
+# --- matmul ---------------------------------------------------------------------------------------
+
+
+def _tile_of(kind: int) -> Any:
+    """A function that multiplies 8, 4, 2 or 1 rows with a panel of this kind of weights."""
+    bits = ins.BLOCK_BITS[kind]
+    has_offsets = ins.ZERO_CODES[kind] == 0
+    if not HAS_VNNI:
+
+        @subroutine
+        def loop(
+            rows: Any,
+            values: Any,
+            scales: Any,
+            blocks: Any,
+            x: Any,
+            x_scales: Any,
+            x_terms: Any,
+            out: Any,
+            stride: Any,
+        ) -> None:
+            loop_tile(
+                rows, bits, has_offsets, values, scales, blocks, x, x_scales, x_terms, out, stride
+            )
+
+        return loop
+    eight, four, two, one = (new_tile(rows, bits, has_offsets=has_offsets) for rows in (8, 4, 2, 1))
+
+    @subroutine
+    def tile(
+        rows: Any,
+        values: Any,
+        scales: Any,
+        blocks: Any,
+        x: Any,
+        x_scales: Any,
+        x_terms: Any,
+        out: Any,
+        stride: Any,
+    ) -> None:
+        if rows == 8:
+            eight(values, scales, blocks, x, x_scales, x_terms, out, stride)
+        elif rows == 4:
+            four(values, scales, blocks, x, x_scales, x_terms, out, stride)
+        elif rows == 2:
+            two(values, scales, blocks, x, x_scales, x_terms, out, stride)
+        else:
+            one(values, scales, blocks, x, x_scales, x_terms, out, stride)
+
+    return tile
+
+
+_eight_bits, _four_bits, _eight_bits_offsets, _four_bits_offsets = map(_tile_of, range(4))
+
+
+@subroutine
+def _multiply_panel(
+    op: Any, panel: int, first: int, rows: int, memory: int, out: int, stride: int
+) -> None:
+    """Quantized rows from `first` on, at most 8, times the 16 rows of a panel -> out (rows, 16),
+    whose rows are `stride` bytes apart.
+    """
+    blocks = op.inputs // BLOCK
+    values = op.weight + panel * blocks * LINE * ins.BLOCK_BITS[op.dtype]
+    kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
+    scales = op.scales + panel * blocks * 2 * PANEL * kinds
+    done = 0
+    while done < rows:
+        count = TILE_ROWS
+        while count > rows - done:
+            count //= 2
+        row = first + done
+        x = memory + row * op.inputs
+        x_scales = memory + op.rows * op.inputs + 4 * row * blocks
+        x_terms = x_scales + 4 * op.rows * blocks
+        target = out + done * stride
+        if op.dtype == ins.BLOCK8:
+            _eight_bits(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
+        elif op.dtype == ins.BLOCK4:
+            _four_bits(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
+        elif op.dtype == ins.BLOCK8_OFFSETS:
+            _eight_bits_offsets(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
+        else:
+            _four_bits_offsets(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
+        done += count
+
+
+@subroutine
+def block_weight_address(op: Any, task: int) -> Any:
+    """The address of the values of a task."""
+    bits = ins.BLOCK_BITS[op.dtype]
+    return op.weight + task * outputs_per_block_task(op.inputs, bits) * op.inputs * bits // 8
+
+
+@subroutine
+def block_matmul(op: Any, task: int, memory: int) -> None:
+    """Some outputs of x Wᵀ + b for all rows, which are quantized in `memory`."""
+    per_task = outputs_per_block_task(op.inputs, ins.BLOCK_BITS[op.dtype])
+    first = task * per_task
+    last = min(op.outputs, first + per_task)
+    panels = -(-(last - first) // PANEL)
+    out = float32_matrix_at(op.out, op.rows, op.outputs)
+    width = panels * PANEL
+    scratch = allocate(4 * TILE_ROWS * width)
+    result = float32_matrix_at(scratch, TILE_ROWS, width)
+    for start in range(0, op.rows, TILE_ROWS):
+        rows = min(TILE_ROWS, op.rows - start)
+        for panel in range(panels):
+            place = scratch + 4 * PANEL * panel
+            _multiply_panel(op, first // PANEL + panel, start, rows, memory, place, 4 * width)
+        for r in range(rows):
+            finish(result[r, : last - first], op, first, out[start + r, first:last])
+    release(scratch)
