@@ -213,4 +213,5 @@ def test_a_bare_recipe_has_a_model_for_the_size_of_the_images(
         channels,
     )
     assert recipe.train.steps == 100
-    assert Transformer(model).count_parameters() < 2_000_000
+    of_two = model.model_copy(update={"n_labels": 2})
+    assert Transformer(of_two).count_parameters() < 2_000_000

@@ -102,8 +102,8 @@ def test_the_fit_is_that_of_scikit_learn_and_training_rows_are_predicted_by_othe
     rows = [set(text_features(data.config, [text]).ids.tolist()) for text in texts]
     frequencies = np.array([sum(column in row for row in rows) for column in range(512 + 1024)])
     expected = np.where(frequencies > 0, np.log((1 + len(texts)) / (1 + frequencies)) + 1, 0)
-    np.testing.assert_allclose(fitted.idf, expected, rtol=1e-6)
-    x = dense(data.config, texts, fitted.idf)
+    np.testing.assert_allclose(fitted.of_features["idf"], expected, rtol=1e-6)
+    x = dense(data.config, texts, fitted.of_features["idf"])
     oracle = LogisticRegression(C=linear_path.STRENGTH, tol=1e-8, max_iter=1000).fit(x, labels)
     np.testing.assert_allclose(
         fitted.weight[:, 1] - fitted.weight[:, 0], oracle.coef_[0], atol=2e-3
@@ -159,7 +159,7 @@ def test_rows_beyond_the_limit_are_predicted_by_the_fit(tmp_path, monkeypatch):
     assert 55 <= fitted.rows <= 60
     chosen = np.linspace(0, len(texts) - 1, fitted.rows).astype(np.int64)
     others = np.setdiff1d(np.arange(len(texts)), chosen)
-    x = dense(data.config, [texts[row] for row in others], fitted.idf)
+    x = dense(data.config, [texts[row] for row in others], fitted.of_features["idf"])
     expected = x @ fitted.weight.double().numpy() + fitted.bias.double().numpy()
     np.testing.assert_allclose(fitted.logits[others], expected, atol=1e-4)
     np.testing.assert_array_equal(fitted.logits, fit_path(data.config, texts, labels).logits)

@@ -90,7 +90,7 @@ def test_the_fit_is_that_of_scikit_learn(problem):
         config = config_of(problem_type=REGRESSION, n_labels=1)
         expected = Ridge(1.0).fit(z, labels).predict(z)
     fitted = fit_pairs(config, counted, labels)
-    idf = fitted.idf.double()
+    idf = fitted.of_features["idf"].double()
     logits = overlap_numbers(as_features(counted), idf) @ fitted.weight.double() + fitted.bias
     found = logits[:, 0] if problem == "numbers" else logits[:, 1] - logits[:, 0]
     np.testing.assert_allclose(found, expected, atol=5e-3)

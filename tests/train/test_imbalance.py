@@ -56,6 +56,29 @@ def test_the_same_answer_for_every_row_is_not_kept_if_another_model_is_better(re
     assert best_of(*results) == kept
 
 
+@pytest.mark.parametrize(
+    ("results", "kept"),
+    [
+        ([(70, 0.50), (73, 0.55), (72, 0.49), (74, 0.51)], 2),  # the loss is that of the fit
+        ([(70, 0.50), (73, 0.50), (69, 0.40)], 0),
+        ([(70, 0.50), (72, 0.40), (73, 0.45)], 2),  # above the lowest loss, below that of the fit
+        ([(70, nan), (73, 0.50)], 1),
+    ],
+)
+def test_weights_beside_a_fitted_part_have_a_lower_loss_and_a_better_score(results, kept):
+    best = BestValidation()
+    for step, (score, loss) in enumerate(results):
+        best = best.after(step, score, loss, None, is_best=best.is_beaten(score, loss))
+        saved = json.loads(json.dumps({"best": best}))
+        assert repr(TrainingProgress.from_dict(saved).best) == repr(best)
+    assert best.step == kept
+
+
+def test_a_fitted_part_with_the_same_answer_for_every_row_is_not_kept():
+    best = BestValidation().after(0, 95, 0.2, SAME, is_best=True)
+    assert best.is_beaten(90, 0.3, APART) and not best.is_beaten(96, 0.3, SAME)
+
+
 RARE = 0.05
 TINY: dict[str, Any] = {
     "model.d_model": 16,

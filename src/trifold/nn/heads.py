@@ -15,6 +15,7 @@ Shapes: B batch, T tokens, E model width, V vocabulary, C classes.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,7 @@ class Classes(nn.Module):
             width = inner
         self.drop = Dropout(config.head_dropout)
         self.layer = layer
-        self.path: nn.Module | None = None
+        self.path: Any = None  # a module that adds to the logits
         self.out_proj = Linear(width, outputs, bias=bias)
 
     def forward(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
@@ -133,8 +134,9 @@ class Classes(nn.Module):
         logits: Tensor = widened(self.out_proj(s))
         if self.state == "mean-logits":
             logits = _mean(logits, inputs)
-        if self.path is not None and inputs.features is not None:
-            logits = logits + self.path(inputs.features).to(logits)
+        given = None if self.path is None else self.path.given(inputs)
+        if given is not None:
+            logits = logits + self.path(given).to(logits)
         return logits
 
     def read(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:

@@ -610,24 +610,28 @@ class WalkPart(Part):
 
 class FeatureColumns(NamedTuple):
     """How many columns of `nn.inputs.RowFeatures` are n-grams of words and of characters, and how
-    many are numbers that are given; or how many are words of two texts that are compared.
+    many are numbers that are given; or how many are words of two texts that are compared. filters:
+    the patches that an image is compared with.
     """
 
     words: int = 0
     characters: int = 0
     given: int = 0
     compared: int = 0
+    filters: int = 0
 
 
 class LogitsPart(Part):
-    """What is added to the logits of a text beside those of its states; classically nothing."""
+    """What is added to the logits of a text or an image beside those of its states; classically
+    nothing.
+    """
 
     place = "logits"
     row = "output"
 
     def new(self, config: CoreConfig) -> nn.Module | None:
-        """A module (features of rows) -> (B, C), with a method `reset`, and parameters weight
-        (F, C), bias (C,), idf and scale (1,).
+        """A module (features of rows) -> (B, C), with methods `given`, the features that inputs
+        have for it, or None, and `reset`, and parameters weight (F, C), bias (C,) and scale (1,).
         """
         return None
 

@@ -388,12 +388,20 @@ class Classify(LabelledObjective):
         labels = self._number_labels(rows)
         if self.problem == REGRESSION:
             labels = (labels - self.scale.mean) / self.scale.deviation
-        if self.pairs:
-            fitted = fit_pairs(self.config, self._count_pairs(rows), labels, self.weights)
-        else:
-            fitted = fit_path(self.config, rows.columns["text"], labels, self.weights)
+        fitted = self.fit_path(rows, labels)
         self.report(f"linear path: fitted on {plural(fitted.rows, 'row')}")
         return fitted
+
+    def fit_path(self, rows: Rows, labels: NDArray[Any]) -> Fitted:
+        """The linear path of the rows."""
+        if self.pairs:
+            return fit_pairs(self.config, self._count_pairs(rows), labels, self.weights)
+        return fit_path(self.config, rows.columns["text"], labels, self.weights)
+
+    @property
+    def learns_alone(self) -> bool:
+        """Whether the Transformer learns without the linear path."""
+        return self.pairs
 
     def initialize(self, model: Transformer) -> None:
         """Begin with the fitted path."""
@@ -507,11 +515,10 @@ class Classify(LabelledObjective):
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         sums = super().measure(model, batch)
-        features = batch.inputs.features
-        if features is None:
-            return sums
-        head: Any = model.heads["sequence"]
-        sums[PATH_LOGITS] = [head.path(features).cpu().numpy()]
+        path: Any = getattr(model.heads["sequence"], "path", None)
+        given = None if path is None else path.given(batch.inputs)
+        if given is not None:
+            sums[PATH_LOGITS] = [path(given).cpu().numpy()]
         return sums
 
     def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
@@ -703,11 +710,11 @@ class Classify(LabelledObjective):
         return weights | self._with_shares(weights, 2.0)
 
     def _with_shares(self, weights: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
-        """Of pairs, which both parts learn alone: the weights times ½, with which the outputs are
+        """Of a Transformer that learns alone: the weights times ½, with which the outputs are
         the mean of both. They are those of the path as long as the Transformer has learned nothing.
         """
         names = [name for name in (_WEIGHT, _BIAS, _SCALE) if name in weights]
-        is_mean = self.pairs and _SCALE in names and bool(weights[_WEIGHT].any())
+        is_mean = self.learns_alone and _SCALE in names and bool(weights[_WEIGHT].any())
         return {name: weights[name] * factor for name in names if is_mean}
 
     def _find_outputs(self, weights: Mapping[str, Tensor]) -> dict[str, float]:

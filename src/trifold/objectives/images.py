@@ -5,8 +5,8 @@ example -> batch   pixels, shifted, mirrored and partly erased at random in trai
 loss, scores       those of classification
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from trifold.data import Rows
 from trifold.data.image_sets import read_images
@@ -21,10 +22,14 @@ from trifold.data.images import ImageSettings, normalize
 from trifold.folders import named
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.nn import Inputs
+from trifold.nn.config import Shape
 from trifold.objectives.batch import Batch
 from trifold.objectives.classify import Classify, ClassifySettings
+from trifold.objectives.image_path import fit_images
 from trifold.objectives.label_config import config_with_labels
+from trifold.objectives.linear_path import Fitted, has_path
 from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.objectives.plans import PATH_OF_IMAGES
 from trifold.settings import Settings
 from trifold.text.spans import Ids, example_rng
 
@@ -57,6 +62,12 @@ class ImagesSettings(ClassifySettings):
         AugmentSettings(), description="random changes of training images"
     )
 
+    @classmethod
+    def defaults_for(cls, shape: Shape | None) -> Mapping[str, Mapping[str, Any]]:
+        """Those of classification, with a linear path of images."""
+        defaults = super().defaults_for(shape)
+        return {**defaults, "model": {**defaults["model"], **PATH_OF_IMAGES}}
+
     def build(self, context: BuildContext) -> TaskBundle:
         # Preprocessing of this run, or of start_from, whose folder is also that of the tokenizer.
         folders = context.folder, context.tokenizer.file or context.folder
@@ -70,7 +81,11 @@ class ImagesSettings(ClassifySettings):
         config = config_with_labels(context, context.model, train, valid, self.label_separator)
         objective = Images(self, None, config, None, context.report, train=train, pictures=pictures)
         objective.save(named(context.folder).path)
-        return TaskBundle(objective, config, train, valid)
+        bundle = TaskBundle(objective, config, train, valid)
+        if not has_path(config) or context.is_trained or context.is_counted:
+            return bundle
+        objective.path_rows = train
+        return replace(bundle, initialize=objective.initialize)
 
 
 # --- examples, batches ----------------------------------------------------------------------------
@@ -109,10 +124,27 @@ class Images(Classify):
             images = augment(
                 images, self.settings.augment, [example_rng(draw, row) for row in rows]
             )
+        inputs = Inputs(pixels=self._pixels(images))
+        return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows))
+
+    def _pixels(self, images: NDArray[np.uint8]) -> Tensor:
+        """(B, C, H, W) of images (B, H, W, C), as the model reads them."""
         planes = np.moveaxis(images, -1, 0)  # (C, B, H, W)
         values = normalize(planes.reshape(len(planes), -1, images.shape[2]), self.pictures)
-        inputs = Inputs(pixels=torch.from_numpy(values.reshape(planes.shape)).transpose(0, 1))
-        return Batch(inputs, torch.from_numpy(examples.labels[rows]), len(rows))
+        return torch.from_numpy(values.reshape(planes.shape)).transpose(0, 1)
+
+    def fit_path(self, rows: Rows, labels: NDArray[Any]) -> Fitted:
+        """The linear path of the images."""
+        images = rows.columns["image"]
+
+        def pixels_of(some: Ids) -> Tensor:
+            return self._pixels(np.stack([images[row] for row in some.tolist()]))
+
+        return fit_images(self.config, pixels_of, labels, self.weights)
+
+    @property
+    def learns_alone(self) -> bool:
+        return True
 
     def save(self, folder: Path) -> None:
         """Write the preprocessing next to a model."""

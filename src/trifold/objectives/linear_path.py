@@ -8,7 +8,7 @@ other rows carry their features. The fit is a function of the rows; nothing is r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from trifold.nn.parts import FeatureColumns, LogitsPart, part_of
 from trifold.predict.text_features import as_features, text_features
 from trifold.text.spans import Ids
 
-STRENGTH = 3.0  # C of logistic regression on n-grams
+STRENGTH = 10.0  # C of logistic regression on n-grams
 STRENGTH_OF_PAIRS = 1.0  # on the numbers of pairs, which are standardized
 WORDS_OF_PAIRS = 2**16  # buckets
 RIDGE = 1.0  # of the squared weights, for standardized numbers
@@ -67,14 +67,14 @@ class PairRows:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted path: weights (F, C), bias (C,), idf (F,). logits (N, C): of the training rows, by
-    fits without them; None if the Transformer learns without the path. rows: the number of rows
-    that it is fitted on.
+    """A fitted path: weights (F, C), bias (C,). of_features: the parameters that make features,
+    such as idf (F,), by name. logits (N, C): of the training rows, by fits without them; None if the
+    Transformer learns without the path. rows: the number of rows that it is fitted on.
     """
 
     weight: Tensor
     bias: Tensor
-    idf: Tensor
+    of_features: Mapping[str, Tensor]
     logits: NDArray[np.float32] | None
     rows: int
 
@@ -85,8 +85,9 @@ class Fitted:
         """
         head: Any = model.heads["sequence"]
         path = head.path
-        for name in ("weight", "bias", "idf"):
-            getattr(path, name).copy_(getattr(self, name))
+        parameters = {"weight": self.weight, "bias": self.bias, **self.of_features}
+        for name, value in parameters.items():
+            getattr(path, name).copy_(value)
         path.scale.fill_(1.0)
         head.out_proj.weight.zero_()
         if head.out_proj.bias is not None:
@@ -101,6 +102,11 @@ def path_columns(config: ModelConfig) -> FeatureColumns:
 def has_path(config: ModelConfig) -> bool:
     """Whether a model has a linear path."""
     return any(path_columns(config))
+
+
+def has_path_of_texts(config: ModelConfig) -> bool:
+    """Whether a model has a linear path that reads texts."""
+    return has_path(config) and not path_columns(config).filters
 
 
 def without_path(config: ModelConfig) -> ModelConfig:
@@ -134,7 +140,7 @@ def fit_path(
     class_weights (C,): factors of the loss by class, which shift the logits.
     """
     path = path_columns(config)
-    problem = _Problem(config, class_weights, STRENGTH)
+    problem = Problem(config, class_weights, STRENGTH)
     chosen = _chosen_rows(texts)
     counted = _count(texts, chosen, path)
     idf = _idf(counted, path, len(chosen))
@@ -159,7 +165,7 @@ def fit_path(
     return Fitted(
         fitted.weights.float(),
         fitted.bias.float(),
-        torch.from_numpy(idf.astype(np.float32)),
+        {"idf": torch.from_numpy(idf.astype(np.float32))},
         of_rows,
         len(chosen),
     )
@@ -174,7 +180,7 @@ def fit_pairs(
     """The path of training rows with two texts, whose Transformer learns alone; see `fit_path`.
     counted: their words.
     """
-    problem = _Problem(config, class_weights, STRENGTH_OF_PAIRS)
+    problem = Problem(config, class_weights, STRENGTH_OF_PAIRS)
     idf = torch.from_numpy(_idf_of_pairs(counted, path_columns(config).compared))
     values = overlap_numbers(as_features(counted), idf)
     means = values.mean(0)
@@ -184,7 +190,7 @@ def fit_pairs(
     fitted = problem.fit(dense(features), labels)
     weights = fitted.weights / deviations[:, None]
     bias = fitted.bias - means @ weights
-    return Fitted(weights.float(), bias.float(), idf.float(), None, len(labels))
+    return Fitted(weights.float(), bias.float(), {"idf": idf.float()}, None, len(labels))
 
 
 def _idf_of_pairs(counted: SparseRows, buckets: int) -> NDArray[np.float64]:
@@ -202,7 +208,7 @@ def _idf_of_pairs(counted: SparseRows, buckets: int) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class _Problem:
+class Problem:
     """What the logits of a model mean, and how weights for them are found."""
 
     config: ModelConfig

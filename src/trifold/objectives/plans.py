@@ -12,6 +12,7 @@ MOST_STEPS = 10_000
 # Settings of the model of a new classifier: with a linear path, where there is such a part.
 PATH = "linear_path"
 PATH_BY_DEFAULT = {PATH: True} if PATH in ModelConfig.model_fields else {}
+PATH_OF_IMAGES = {key: {"words": 0, "characters": 0, "filters": 100} for key in PATH_BY_DEFAULT}
 # The tasks whose fine-tuning is planned by rows: texts with labels. The values were chosen on them.
 LABELLED = ("classify", "tag", "answer", "choose")
 

@@ -48,7 +48,8 @@ class BestValidation(NamedTuple):
     before the first one.
 
     constant: its score with the same weight for all classes, if its model gives all rows the same
-    answer. balanced: the highest such score so far of a model that does not.
+    answer. balanced: the highest such score so far of a model that does not. fitted: the loss of
+    the weights before the first step, of which a part is fitted; None if none was.
     """
 
     score: float | None = None
@@ -57,6 +58,7 @@ class BestValidation(NamedTuple):
     loss: float | None = None
     constant: float | None = None
     balanced: float = 0.0
+    fitted: float | None = None
 
     def is_refused(self, balance: Balance | None) -> bool:
         """Whether a model gives all rows the same answer, and an earlier one is better if all
@@ -68,6 +70,9 @@ class BestValidation(NamedTuple):
         """Whether a validation is better: by its score, by its loss if the scores are equal, or
         because the score of this one is no number. Of a classifier, see `is_refused`, which also
         holds the other way round.
+
+        Beside a part that was fitted before the first step, training must also lower the loss: the
+        score of few rows is often higher by chance.
         """
         if self.is_refused(balance):
             return False
@@ -75,6 +80,8 @@ class BestValidation(NamedTuple):
             is_better = balance.score > self.constant
             if is_better:
                 return True
+        if self.fitted is not None and loss >= self.fitted:
+            return False
         if self.score is None or (math.isnan(self.score) and not math.isnan(score)):
             return True
         if score == self.score and self.loss is not None:
@@ -90,7 +97,9 @@ class BestValidation(NamedTuple):
             constant = None
             if balance is not None and balance.answer is not None:
                 constant = balance.score
-            best = BestValidation(score, step, 0, loss, constant, self.balanced)
+            best = BestValidation(score, step, 0, loss, constant, self.balanced, self.fitted)
+        if step == 0:  # which is validated where a part is fitted
+            best = best._replace(fitted=loss)
         if balance is not None and balance.answer is None:
             best = best._replace(balanced=max(best.balanced, balance.score))
         return best

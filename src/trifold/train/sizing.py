@@ -13,7 +13,7 @@ from trifold.batches import BatchSettings, Blocks, plan_epoch
 from trifold.nn import ModelConfig
 from trifold.nn.checks import first_problem
 from trifold.objectives.batch import Examples
-from trifold.objectives.linear_path import has_path, path_columns
+from trifold.objectives.linear_path import has_path, has_path_of_texts, path_columns
 from trifold.objectives.objective import BuildContext, Objective, TaskBundle
 from trifold.objectives.plans import NEW, PATH, plan_for
 from trifold.objectives.scheduled_sampling import fitting_k
@@ -104,7 +104,8 @@ def size_steps(recipe: Recipe, bundle: TaskBundle, examples: Examples, limit: in
     objective = bundle.objective
     groups = _groups(recipe, bundle.config)
     start = recipe.model if recipe.start_from is not None else None
-    plan = plan_for(recipe.task.kind, start, has_path=start is None and has_path(bundle.config))
+    is_new = start is None
+    plan = plan_for(recipe.task.kind, start, has_path=is_new and has_path_of_texts(bundle.config))
     fewest = round(plan.fewest_steps * recipe.data.trained_share)
     plan = plan._replace(fewest_steps=fewest)
     sizes = sizes_for(groups, _size_of_all(recipe, examples), start, plan)

@@ -138,6 +138,8 @@ class Validator:
         if folds is not None:
             validated = validated._replace(scores=folds.scores, folds=folds)
         best = best.after(step, result.value, result.loss, result.balance, is_best=is_best)
+        if not data.objective.starts_fitted:  # a signal before the first step validates others, too
+            best = best._replace(fitted=None)
         return validated, best
 
     def _evaluate(self, step: int, context: EvalContext) -> Evaluation:

@@ -1,10 +1,11 @@
-"""A linear model on counted features whose logits are added to those of a text.
+"""A linear model on counted features whose logits are added to those of a text or an image.
 
     logits = head(h) + s · (Σ_k x_k W_k + b)
 
 x_k are the features of block k: n-grams of words, n-grams of characters, or numbers that are given.
 Counts c of n-grams become TF-IDF of length 1, x = c · idf / ‖c · idf‖, in each block for itself.
-Of two texts, x are twelve numbers of what they share, one block.
+Of two texts, x are twelve numbers of what they share, one block. Of an image, x are the numbers of
+its patches (`nn.patch_filters`).
 W, b and idf are fitted before training and stay as they are; the scale s is learned. N-grams that
 the training texts lack have idf 0. Shapes: B rows, K blocks, F features, C classes.
 """
@@ -12,6 +13,7 @@ the training texts lack have idf 0. Shapes: B rows, K blocks, F features, C clas
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import torch
 from pydantic import Field
@@ -20,17 +22,19 @@ from torch.nn import functional as F
 
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow
-from trifold.nn.inputs import RowFeatures
+from trifold.nn.inputs import Inputs, RowFeatures
 from trifold.nn.overlap import NUMBERS, overlap_numbers
 from trifold.nn.parts import AnyConfig, FeatureColumns, LogitsPart, used_group
+from trifold.nn.patch_filters import NUMBERS as NUMBERS_OF_FILTER, filter_side, image_numbers
 from trifold.nn.problems import Problems
 from trifold.settings import Conflict, Settings
 
 MOST_BUCKETS = 10_000_000
+MOST_FILTERS = 10_000
 
 
 class LinearPath(Settings):
-    """A linear model on features of the text, whose logits are added."""
+    """A linear model on features of the text or the image, whose logits are added."""
 
     words: int = Field(2**16, ge=0, le=MOST_BUCKETS, description="buckets of words and word pairs")
     characters: int = Field(
@@ -39,6 +43,9 @@ class LinearPath(Settings):
     given: int = Field(0, ge=0, le=MOST_BUCKETS, description="numbers that are used as they are")
     compared: int = Field(
         0, ge=0, le=MOST_BUCKETS, description="instead: buckets of words of two texts"
+    )
+    filters: int = Field(
+        0, ge=0, le=MOST_FILTERS, description="instead, of images: patches to compare with"
     )
 
     @property
@@ -79,6 +86,10 @@ class LinearLogits(nn.Module):
         for parameter in (self.weight, self.bias, self.idf):
             parameter.zero_()
         self.scale.fill_(1.0)
+
+    def given(self, inputs: Inputs) -> RowFeatures | None:
+        """What the path reads of the inputs; None if they have nothing for it."""
+        return inputs.features
 
     def forward(self, features: RowFeatures) -> Tensor:
         """(B, C)."""
@@ -140,25 +151,72 @@ class OverlapLogits(LinearLogits):
         return numbers @ self.weight.to(wide) + self.bias.to(wide)
 
 
+class FilterLogits(nn.Module):
+    """s · (x W + b) of the numbers x (B, F) of an image, F being 18·K: weight (F, C), bias (C,),
+    filters (K, channels, s, s) and offsets (K,). The Transformer learns without it.
+    """
+
+    def __init__(self, config: CoreConfig, settings: LinearPath) -> None:
+        super().__init__()
+        self.settings = settings
+        count = settings.filters
+        self.weight = _fixed(NUMBERS_OF_FILTER * count, config.n_labels)
+        self.bias = _fixed(config.n_labels)
+        self.filters = _fixed(count, *_filter_shape(config))
+        self.offsets = _fixed(count)
+        self.scale = nn.Parameter(torch.empty(1))
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """A path that adds nothing until it is fitted."""
+        for parameter in (self.weight, self.bias, self.filters, self.offsets):
+            parameter.zero_()
+        self.scale.fill_(1.0)
+
+    def given(self, inputs: Inputs) -> Tensor | None:
+        """The pixels; None in training."""
+        return None if self.training else inputs.pixels
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, C) of pixels (B, channels, H, W)."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        weight, bias, filters, offsets = (
+            each.to(wide) for each in (self.weight, self.bias, self.filters, self.offsets)
+        )
+        return self.scale * (image_numbers(pixels.to(wide), filters, offsets) @ weight + bias)
+
+
+def _filter_shape(config: CoreConfig) -> tuple[int, int, int]:
+    """Channels, height and width of a filter."""
+    side = filter_side(*(config.image_size or (1, 1)))
+    return config.n_channels, side, side
+
+
 def _fixed(*shape: int) -> nn.Parameter:
     """A parameter that is not trained."""
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
 class LinearPathPart(LogitsPart):
-    """Logits of a linear model on n-grams or given numbers."""
+    """Logits of a linear model on n-grams, given numbers or patches of images."""
 
     key = "linear_path"
 
     def new(self, config: CoreConfig) -> nn.Module:
         settings = _settings(config)
+        if settings.filters:
+            return FilterLogits(config, settings)
         kind = OverlapLogits if settings.compared else LinearLogits
         return kind(settings, config.n_labels)
 
     def columns(self, config: CoreConfig) -> FeatureColumns:
         settings = _settings(config)
         return FeatureColumns(
-            settings.words, settings.characters, settings.given, settings.compared
+            settings.words,
+            settings.characters,
+            settings.given,
+            settings.compared,
+            settings.filters,
         )
 
     def with_columns(self, config: AnyConfig, columns: FeatureColumns) -> AnyConfig:
@@ -167,23 +225,32 @@ class LinearPathPart(LogitsPart):
 
     def parameters(self, config: CoreConfig) -> Iterator[FormulaRow]:
         settings = _settings(config)
+        if settings.filters:
+            numbers, pixels = NUMBERS_OF_FILTER * settings.filters, prod(_filter_shape(config))
+            letters = {"N": numbers, "K": settings.filters, "pixels": pixels}
+            yield FormulaRow("linear path", "N·C + C + K·pixels + K + 1", letters)
+            return
         letters = {"N": settings.columns, "n": settings.ngrams}
         if settings.compared:
             letters = {"N": NUMBERS, "n": settings.compared + 1}
         yield FormulaRow("linear path", "N·C + C + n + 1", letters)
 
     def problems(self, config: CoreConfig) -> Problems:
-        """It needs columns, and classes of texts."""
+        """It needs columns of one kind, and classes of texts or images."""
         ways = {self.key: None}
         settings = _settings(config)
-        if settings.compared and settings.columns:
+        if settings.compared and settings.columns + settings.filters:
             yield Conflict("linear_path.compared excludes its other columns; set them to 0", ways)
-        elif not settings.columns + settings.compared:
+        elif settings.filters and settings.columns:
+            yield Conflict("linear_path.filters excludes its other columns; set them to 0", ways)
+        elif not settings.columns + settings.compared + settings.filters:
             yield Conflict("linear_path has no columns", ways)
         if "sequence" not in config.chosen_heads:
             yield Conflict("linear_path needs sequence in heads", ways)
-        if config.n_patches:
+        if config.n_patches and not settings.filters:
             yield Conflict("linear_path reads texts, and the model reads images", ways)
+        if settings.filters and not config.n_patches:
+            yield Conflict("linear_path.filters reads images, and the model reads texts", ways)
 
     def phrase(self, config: CoreConfig) -> str:
         settings = _settings(config)
@@ -192,6 +259,7 @@ class LinearPathPart(LogitsPart):
             "buckets of characters": settings.characters,
             "given numbers": settings.given,
             "buckets of words that two texts share": settings.compared,
+            "patches of images": settings.filters,
         }
         listed = " and ".join(f"{size:,} {name}" for name, size in sizes.items() if size)
         return f"logits of a linear model added, on {listed}"
