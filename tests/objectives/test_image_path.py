@@ -18,8 +18,20 @@ import trifold
 from trifold.costs import count_parameters
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.patch_filters import NOISE, NUMBERS, THRESHOLD, image_numbers
-from trifold.objectives.image_path import STRENGTH, draw_filters, fit_images
+from trifold.nn.patch_filters import (
+    NOISE,
+    NUMBERS,
+    THRESHOLD,
+    image_numbers,
+    normalized_patches,
+)
+from trifold.objectives.image_path import (
+    SMOOTHING,
+    STRENGTH,
+    draw_filters,
+    draw_patches,
+    fit_images,
+)
 from trifold.recipe import load_recipe
 from trifold.train import train
 
@@ -91,26 +103,35 @@ def test_the_fit_is_that_of_scikit_learn():
     assert torch.equal(model.heads["sequence"].path.filters, filters)
 
 
-def test_whitened_patches_of_the_images_are_the_filters():
-    """The outputs for patches, before the threshold, are the products of whitened patches."""
+def test_a_filter_is_a_whitened_patch():
+    """So its output is largest for that patch: the length of the patch minus the mean, whitened by
+    the covariance (Mahalanobis), which no other filter of length 1 exceeds.
+    """
     config = config_of(linear_path={"words": 0, "characters": 0, "filters": 40})
-    smooth = random_images(200, 3, 12, 12).cumsum(2).cumsum(3)
-    smooth = smooth / smooth.abs().amax((1, 2, 3), keepdim=True)
-    filters, offsets = draw_filters(config, lambda rows: smooth[torch.from_numpy(rows)], 200)
-    patches = smooth[:, :, 3:9, 3:9].flatten(1)
-    patches = patches - patches.mean(1, keepdim=True)
-    patches = patches / (patches.square().mean(1, keepdim=True) + NOISE).sqrt()
-    outputs = patches @ filters.flatten(1).T - offsets
-    assert outputs.mean(0).abs().max() < 0.3 * outputs.std(0).mean()  # the mean is subtracted
-    spread = patches.std(0).max() / patches.std(0).min()
-    assert outputs.std(0).max() / outputs.std(0).min() < 5 * spread
+    images = (random_images(50, 3, 12, 12).cumsum(3) / 6 + torch.linspace(-1, 1, 12)).clamp(-1, 1)
+
+    def pixels_of(rows: Any) -> torch.Tensor:
+        return images[torch.from_numpy(rows)]
+
+    filters, offsets = draw_filters(config, pixels_of, len(images))
+    patches = normalized_patches(draw_patches(config, pixels_of, len(images))).double()
+    outputs = patches[:40] @ filters.double().flatten(1).T - offsets
+    assert torch.equal(outputs.argmax(1), torch.arange(40))
+    centered = patches - patches.mean(0)
+    covariance = centered.T @ centered / (len(patches) - 1)
+    covariance += SMOOTHING * torch.eye(len(covariance))
+    lengths = (centered[:40] * torch.linalg.solve(covariance, centered[:40].T).T).sum(1).sqrt()
+    np.testing.assert_allclose(outputs.diagonal(), lengths, rtol=1e-4)
 
 
-def test_images_of_one_color_have_no_patches():
+def test_patches_of_one_color_are_no_filters():
     images, config = torch.zeros(6, 3, 12, 12), config_of()
     fitted = fit_images(config, lambda rows: images[: len(rows)], np.arange(6) % 3)
     assert not fitted.of_features["filters"].any()
     assert fitted.weight.isfinite().all() and fitted.bias.isfinite().all()
+    images[4] = random_images(1, 3, 12, 12)
+    filters, _ = draw_filters(config, lambda rows: images[torch.from_numpy(rows)], 6)
+    assert len(filters.flatten(1).unique(dim=0)) > 2  # a place may be drawn twice
 
 
 def test_the_path_is_added_except_in_training():

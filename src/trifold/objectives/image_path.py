@@ -60,7 +60,7 @@ def draw_filters(config: ModelConfig, pixels_of: PixelsOf, count: int) -> tuple[
     `count` images, which whitening makes comparable. Patches of one color are no filters; if there
     are too few others, the last filters are 0.
     """
-    patches = normalized_patches(_draw_patches(config, pixels_of, count)).double()
+    patches = normalized_patches(draw_patches(config, pixels_of, count)).double()
     means = patches.mean(0)
     variances, axes = torch.linalg.eigh(torch.cov(patches.T).reshape(len(means), -1))
     whitening = axes @ torch.diag((variances + SMOOTHING).rsqrt()) @ axes.T
@@ -75,7 +75,7 @@ def draw_filters(config: ModelConfig, pixels_of: PixelsOf, count: int) -> tuple[
     return filters.float(), (found @ means).float()
 
 
-def _draw_patches(config: ModelConfig, pixels_of: PixelsOf, count: int) -> Tensor:
+def draw_patches(config: ModelConfig, pixels_of: PixelsOf, count: int) -> Tensor:
     """(PATCHES, channels · s · s) at random places, by turns of some of the images."""
     rng = np.random.default_rng(0)
     sources = np.unique(np.linspace(0, count - 1, min(count, SOURCES)).astype(np.int64))

@@ -67,9 +67,11 @@ class PairRows:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted path: weights (F, C), bias (C,). of_features: the parameters that make features,
-    such as idf (F,), by name. logits (N, C): of the training rows, by fits without them; None if the
-    Transformer learns without the path. rows: the number of rows that it is fitted on.
+    """A fitted path: weights (F, C), bias (C,).
+
+    of_features: the parameters that make features, such as idf (F,), by name. logits (N, C): of the
+    training rows, by fits without them; None if the Transformer learns without the path. rows: the
+    number of rows that it is fitted on.
     """
 
     weight: Tensor
