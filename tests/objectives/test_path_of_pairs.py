@@ -31,6 +31,8 @@ from trifold.recipe import load_recipe
 from trifold.train import train
 from trifold.train.data import load_data
 from trifold.train.initial_weights import new_model
+from trifold.train.run_folder import RunFolder
+from trifold.train.validate import Validator
 
 BUCKETS = 2**16
 WORDS = [*(f"word{n}s" for n in range(30)), "12", "7a", "wordless", "İzmir", "字"]
@@ -185,6 +187,19 @@ def test_a_new_model_has_the_path_unless_both_orders_are_read(tmp_path):
     assert (path.compared, path.words, path.characters) == (BUCKETS, 0, 0)
     assert config_with(model__linear_path=False).linear_path is None
     assert config_with(task__both_orders=True).linear_path is None
+
+
+@pytest.mark.parametrize(("path", "loss"), [(True, 1.94), (False, None)])
+def test_a_mean_must_have_a_clearly_lower_loss_than_the_path_alone(tmp_path, path, loss):
+    data = {
+        "data.train": write(tmp_path, "classes", 0),
+        "data.valid": write(tmp_path, "classes", 1),
+    }
+    recipe = load_recipe("classify", TINY | data | {"model.linear_path": path})
+    loaded = load_data(recipe, tmp_path / "tokenizer", RecordingView())
+    validator = Validator(loaded, RunFolder(tmp_path / "run"), torch.device("cpu"))
+    reached = validator.loss_to_reach(2.0)
+    assert reached == (None if loss is None else pytest.approx(loss))
 
 
 def test_the_parameters_are_those_of_the_formula() -> None:

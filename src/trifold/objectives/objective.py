@@ -385,6 +385,13 @@ class Objective(ABC):
         return False
 
     @property
+    def needed_share(self) -> float:
+        """The share of the loss before the first step, of fitted weights, that training must get
+        below.
+        """
+        return 1.0
+
+    @property
     def loss_unit(self) -> str:
         """The unit of the logged loss."""
         return f"nats per {self.token_name.removesuffix('s')}"

@@ -48,8 +48,8 @@ class BestValidation(NamedTuple):
     before the first one.
 
     constant: its score with the same weight for all classes, if its model gives all rows the same
-    answer. balanced: the highest such score so far of a model that does not. fitted: the loss of
-    the weights before the first step, of which a part is fitted; None if none was.
+    answer. balanced: the highest such score so far of a model that does not. fitted: what the loss
+    must be below, by default the loss before the first step, where a part is fitted before it.
     """
 
     score: float | None = None

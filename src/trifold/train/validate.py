@@ -138,9 +138,16 @@ class Validator:
         if folds is not None:
             validated = validated._replace(scores=folds.scores, folds=folds)
         best = best.after(step, result.value, result.loss, result.balance, is_best=is_best)
-        if not data.objective.starts_fitted:  # a signal before the first step validates others, too
-            best = best._replace(fitted=None)
+        if step == 0:  # also after a signal before the first step
+            best = best._replace(fitted=self.loss_to_reach(result.loss))
         return validated, best
+
+    def loss_to_reach(self, fitted: float) -> float | None:
+        """The loss that training must get below, beside a part that is fitted. None without one.
+        fitted: the loss before the first step.
+        """
+        objective = self.data.objective
+        return fitted * objective.needed_share if objective.starts_fitted else None
 
     def _evaluate(self, step: int, context: EvalContext) -> Evaluation:
         """The scores of the validation rows; of a model of all rows, those of the folds."""
