@@ -9,12 +9,12 @@ import torch
 from tests.models import randomize
 from torch.nn import functional as F
 
+from trifold.fast.bfloat16_linear import supports_bias_linear
 from trifold.fast.layers import (
     activation_linear,
     gelu,
     linear,
     linears,
-    supports_bias_linear,
     supports_gelu,
 )
 from trifold.nn import ModelConfig

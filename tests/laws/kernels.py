@@ -37,6 +37,10 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
+    "trained_linear": ("bfloat16",),
+    "_TrainedLinear.forward": ("bfloat16",),
+    "_TrainedLinear.backward": ("bfloat16",),
+    "parameter_gradients": ("bfloat16",),
     "short_attention": ("bfloat16",),
     "_ShortAttention.forward": ("bfloat16",),
     "_ShortAttention.backward": ("bfloat16",),
@@ -59,7 +63,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
 # Kernels without a partner.
 MORE = ("sparse_attend", "packed_attention", "fused_attention", "concatenated_linears")
 # Modules whose kernels some processors cannot run.
-WITH_INSTRUCTIONS = ("encoder_layers", "short_attention")
+WITH_INSTRUCTIONS = ("bfloat16_linear", "encoder_layers", "short_attention")
 NO_KERNELS = {"supports_loops"}  # conditions that several kernels share
 
 

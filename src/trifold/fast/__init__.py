@@ -5,8 +5,9 @@ the plain operations run. Each version decides whether it suits its input and ot
 plain definition. Some are compiled by Numba, which is optional: without it, the plain operations
 run.
 
-Training, to be read in this order: `loops` and `matmul`, then what calls them: `layers`,
-`attention` with `short_attention`, whose code is in `attention_loops`, and `cross_entropy`;
+Training, to be read in this order: `loops` and `matmul`, then what calls them: `layers` with
+`bfloat16_linear`, whose code is in `gradient_loops`; `attention` with `short_attention`, whose code
+is in `attention_loops`; and `cross_entropy`;
 `int8_training`; and `sparse`, which needs no compiled code.
 Decoding steps: `instruction`, the format; `compiled_decoder`, which translates a stack, with
 `beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
@@ -82,10 +83,11 @@ def _compiled(name: str) -> Any:
         return None
 
 
-# The modules of training loops, of attention of short rows, of loops for blocks of encoders, and of
-# what executes decoding steps; None if Numba is not installed.
+# The modules of training loops, of attention of short rows, of gradients of weights, of loops for
+# blocks of encoders, and of what executes decoding steps; None if Numba is not installed.
 compiled_loops = partial(_compiled, "loops")
 compiled_attention = partial(_compiled, "attention_loops")
+compiled_gradients = partial(_compiled, "gradient_loops")
 compiled_block = partial(_compiled, "block_loops")
 compiled_interpreter = partial(_compiled, "machine_code")
 

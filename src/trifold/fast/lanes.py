@@ -496,7 +496,14 @@ def _add_products(kind: Any, builder: Any, total: Any, a: Any, b: Any) -> Any:
     return _assembly(builder, f"{name} $3, $2, $0", "=v,0,v,v", total.type, total, a, b)
 
 
-def new_tile(rows: int, vectors: int, *, together: bool = False, transposed: bool = False) -> Any:
+def new_tile(
+    rows: int,
+    vectors: int,
+    *,
+    together: bool = False,
+    transposed: bool = False,
+    adds: bool = False,
+) -> Any:
     """A function tile(array, a, a_stride, b, b_stride, words, out, out_stride): `rows` rows at the
     address a, each of so many words, times b -> out (rows, 16 · vectors) of 32 bits. Strides are in
     bytes.
@@ -504,7 +511,8 @@ def new_tile(rows: int, vectors: int, *, together: bool = False, transposed: boo
     b has for each word of a row 16 words, one for each of 16 columns; the next 16 columns are
     b_stride away. together: the words of all columns follow each other, and b_stride is not read;
     that leaves registers for the addresses of more rows. transposed: the first words of all rows
-    of a follow each other, and a_stride is the distance to their second words.
+    of a follow each other, and a_stride is the distance to their second words. adds: to what is in
+    `out`.
 
     The array has the type of a: fp32, bf16 (uint16), or unsigned bytes, which are multiplied with
     signed ones in b. The sums stay in registers.
@@ -516,8 +524,17 @@ def new_tile(rows: int, vectors: int, *, together: bool = False, transposed: boo
         _, a, a_stride, b, b_stride, words, out, out_stride = values
         kind = signature.args[0].dtype
         total_kind = _WORDS if kind == types.uint8 else _FLOATS
-        zero = _constant(total_kind, 0 if kind == types.uint8 else 0.0)
         number = [ir.Constant(_INT64, row) for row in range(rows)]
+        targets = [
+            builder.add(builder.add(out, builder.mul(out_stride, each)), place)
+            for each in number
+            for place in (ir.Constant(_INT64, step * column) for column in range(vectors))
+        ]
+        if adds:
+            initial = [_load(builder, target, total_kind) for target in targets]
+        else:
+            zero = _constant(total_kind, 0 if kind == types.uint8 else 0.0)
+            initial = [zero] * len(targets)
         four = ir.Constant(_INT64, 4)
         row_stride, a_word_stride = (four, a_stride) if transposed else (a_stride, four)
         starts = [builder.add(a, builder.mul(row_stride, each)) for each in number]
@@ -543,16 +560,13 @@ def new_tile(rows: int, vectors: int, *, together: bool = False, transposed: boo
                 sums.append(_add_products(kind, builder, total, own, columns[column]))
         following = builder.add(word, ir.Constant(_INT64, 1))
         word.add_incoming(following, body)
-        for total, new in zip(totals, sums, strict=True):
-            total.add_incoming(zero, before)
+        for total, first, new in zip(totals, initial, sums, strict=True):
+            total.add_incoming(first, before)
             total.add_incoming(new, body)
         builder.cbranch(builder.icmp_signed("<", following, words), body, after)
         builder.position_at_end(after)
-        for row in range(rows):
-            target = builder.add(out, builder.mul(out_stride, number[row]))
-            for column in range(vectors):
-                place = builder.add(target, ir.Constant(_INT64, 4 * LANES * column))
-                _store(builder, sums[row * vectors + column], place)
+        for target, total in zip(targets, sums, strict=True):
+            _store(builder, total, target)
         return context.get_dummy_value()
 
     @intrinsic

@@ -5,14 +5,13 @@ embedding          quantized weights
 linear             few rows: instructions of the interpreter, because PyTorch reads the weight at
                    half the memory bandwidth or less; many bf16 rows and an int8 weight: int8
                    matmul, twice as fast as bf16; a weight in blocks: instructions, as for few
-                   rows; many fp32 rows: the library of `matmul`
+                   rows; many fp32 rows: the library of `matmul`; many bf16 rows: `bfloat16_linear`
 linears            one matmul with the stacked weights
 activation_linear  saves the input of the activation instead of its output
 the others         one compiled loop each, in training on a CPU in bf16 and fp32
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,12 @@ from trifold.fast import (
     is_eager_cpu,
     supports_loops,
     trains_with_loops,
+)
+from trifold.fast.bfloat16_linear import (
+    bias_linear,
+    supports_bias_linear,
+    supports_trained_linear,
+    trained_linear,
 )
 from trifold.fast.block_linear import block_linear, supports_block_linear
 from trifold.fast.block_weight import BlockWeight
@@ -57,7 +62,6 @@ from trifold.nn.ops import (
 )
 from trifold.nn.rng import thread_rng
 
-MANY_ROWS = 64  # from which a fused bias pays
 MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth their compilation
 
 
@@ -81,6 +85,8 @@ def linear(
     if not isinstance(weight, QuantizedWeight):
         if supports_bias_linear(x, weight, bias):
             return bias_linear(x, weight, bias).to(dtype or x.dtype)
+        if supports_trained_linear(x, weight, bias):
+            return trained_linear(x, weight, bias).to(dtype or x.dtype)
         return float_linear(x, weight, bias).to(dtype or x.dtype)
     if isinstance(weight, BlockWeight) and supports_block_linear(x, weight):
         return block_linear(x, weight, bias).to(dtype or x.dtype)
@@ -118,39 +124,6 @@ def few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         **matmul_fields(weight), rows=x.numel() // x.shape[-1], x=x_float, out=out, bias=bias
     )
     return out
-
-
-def supports_bias_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether x (..., K) is bf16, has many rows and no gradient, and there is a bias in bf16."""
-    if bias is None or not x.dtype is weight.dtype is bias.dtype is torch.bfloat16:
-        return False
-    if x.shape[-1] != weight.shape[1] or x.numel() < MANY_ROWS * x.shape[-1]:
-        return False
-    if torch.is_grad_enabled() or not is_eager_cpu(x) or is_autocast(x):
-        return False
-    return adds_bias()
-
-
-def bias_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N).
-
-    `F.linear` first writes the bias to every row of the output, a twentieth of its time.
-    """
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
-
-
-@cache
-def adds_bias() -> bool:
-    """Whether the operator of `bias_linear`, which is internal to PyTorch, is right."""
-    steps = torch.arange(24 * 40, device="cpu").view(24, 40)
-    x, weight = steps.sin().bfloat16(), steps.cos().bfloat16()[:17]
-    bias = weight[:, 0].clone()
-    expected = F.linear(x.double(), weight.double(), bias.double())
-    try:
-        out = bias_linear(x, weight, bias)
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return torch.allclose(out.double(), expected, rtol=2**-8, atol=2**-8)
 
 
 # --- several layers -------------------------------------------------------------------------------

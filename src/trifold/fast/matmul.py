@@ -157,7 +157,7 @@ def supports_onednn_linear(
     size = x.numel() * weight.shape[0]
     if least is None or size < least.size or size == 0:
         return False
-    if is_autocast(x) or _is_observed() or not _has_shapes(x, weight, bias):
+    if is_autocast(x) or is_observed() or not has_dense_shapes(x, weight, bias):
         return False
     outputs, inputs = weight.shape
     if min(inputs, outputs) < least.width or x.numel() < least.rows * inputs:
@@ -165,9 +165,9 @@ def supports_onednn_linear(
     return outputs >= least.reuse or x.is_contiguous()
 
 
-def _has_shapes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these are dense matrices in fp32 on one device, of sizes that fit, and not of another
-    class, such as sharded or traced ones.
+def has_dense_shapes(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether these are dense matrices of one type on one device, of sizes that fit, and not of
+    another class, such as sharded or traced ones.
     """
     tensors = (x, weight) if bias is None else (x, weight, bias)
     if not all(type(each) in (Tensor, nn.Parameter) for each in tensors):
@@ -188,7 +188,7 @@ def _is_matrix(x: Tensor) -> bool:
     return x.stride(1) == 1 and x.stride(0) >= x.shape[1]
 
 
-def _is_observed() -> bool:
+def is_observed() -> bool:
     """Whether a mode or transform of PyTorch sees each operator: it does not know oneDNN's."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
