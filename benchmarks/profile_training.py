@@ -25,7 +25,7 @@ from machine import peak_rate
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trifold import fast
-from trifold.fast import compiled_loops, matmul
+from trifold.fast import compiled_attention, compiled_gradients, compiled_loops, matmul
 from trifold.recipe import load_recipe
 from trifold.train.data import iterate_batches, load_data
 from trifold.train.device import Machine, choose_precision, find_device, keep_freed_memory
@@ -36,6 +36,8 @@ from trifold.train.trainer import Trainer
 
 WARMUP = 5  # updates
 LEAST = 0.008  # share of the time from which an operator has a line
+WEIGHT_GRADIENT = "gradients weight_gradient"
+OF_LOOPS = Counter[str]()  # operations of matmuls in compiled loops, while they are profiled
 MATMULS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
 
 
@@ -53,15 +55,23 @@ def new_update(name: str, precision: str, changes: Sequence[str]) -> Callable[[]
 
 def name_loops() -> None:
     """Let the profiler see the compiled loops."""
-    loops = compiled_loops()
-    for name, function in list(vars(loops).items()):
-        if type(getattr(function, "_cache", None)).__name__ == "FunctionCache":
-            setattr(loops, name, _named(f"loop {name}", function))
+    loops = {
+        "loop": compiled_loops(),
+        "attention": compiled_attention(),
+        "gradients": compiled_gradients(),
+    }
+    for kind, module in loops.items():
+        for name, function in list(vars(module).items()):
+            if type(getattr(function, "_cache", None)).__name__ == "FunctionCache":
+                setattr(module, name, _named(f"{kind} {name}", function))
 
 
 def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function, updated=())
     def named(*arguments: Any) -> Any:
+        if name == WEIGHT_GRADIENT:
+            g, x = arguments[:2]
+            OF_LOOPS[name] += 2 * g.size * x.shape[1]
         with record_function(name):
             return function(*arguments)
 
@@ -100,7 +110,7 @@ def main() -> None:
             update()
         profiled = time.perf_counter() - start
     times, calls = Counter[str](), Counter[str]()
-    operations = 0
+    operations = OF_LOOPS.total()
     for event in profiler.key_averages(group_by_input_shape=True):
         times[event.key] += event.self_cpu_time_total / 1e6
         calls[event.key] += event.count

@@ -258,6 +258,12 @@ def test_the_rule_has_only_large_matrices(
     for outputs in (11, 13):
         matmul.linear(torch.randn(8, 10).t(), torch.randn(outputs, 8))
     assert calls == [(8, 8), (10, 13)]
+    calls.clear()
+    uneven = MatmulRule(rows=8, width=4, size=400, reuse=12, even=12, uneven_size=800)
+    monkeypatch.setattr(matmul, "rule", lambda: uneven)
+    for rows, outputs in ((11, 8), (11, 10), (12, 8)):
+        matmul.linear(torch.randn(rows, 8), torch.randn(outputs, 8))
+    assert calls == [(11, 10), (12, 8)]
 
 
 def test_repeated_matmuls_use_onednn_from_fewer_rows_on(

@@ -33,16 +33,20 @@ class MatmulRule(NamedTuple):
     rows, width, size: at least of R, of K and N, and of R · K · N. Below, preparing oneDNN's code
     for a shape takes longer than it saves.
     reuse: at least of N if x is not contiguous, because oneDNN copies such an x (1 ns an element).
+    even, uneven_size: with fewer rows than `even`, of which oneDNN gives two threads uneven shares,
+    R · K · N is at least `uneven_size`.
     """
 
     rows: int
     width: int
     size: int
     reuse: int
+    even: int = 0
+    uneven_size: int = 0
 
 
 # On Zen 4 the copy costs more than oneDNN saves, with any number of outputs.
-ZEN_4 = MatmulRule(rows=1024, width=128, size=2**26, reuse=2**62)
+ZEN_4 = MatmulRule(rows=1024, width=128, size=2**26, reuse=2**62, even=1280, uneven_size=2**29)
 ZEN_5 = MatmulRule(rows=128, width=128, size=2**25, reuse=384)
 # The layers and steps of a decoder multiply matrices of the same sizes again and again, so that the
 # preparation is short from fewer rows on. Measured on Zen 4.
@@ -161,6 +165,8 @@ def supports_onednn_linear(
         return False
     outputs, inputs = weight.shape
     if min(inputs, outputs) < least.width or x.numel() < least.rows * inputs:
+        return False
+    if x.numel() < least.even * inputs and size < least.uneven_size:
         return False
     return outputs >= least.reuse or x.is_contiguous()
 
