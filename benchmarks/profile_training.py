@@ -25,7 +25,7 @@ from machine import peak_rate
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trifold import fast
-from trifold.fast import compiled_attention, compiled_gradients, compiled_loops, matmul
+from trifold.fast import matmul
 from trifold.recipe import load_recipe
 from trifold.train.data import iterate_batches, load_data
 from trifold.train.device import Machine, choose_precision, find_device, keep_freed_memory
@@ -55,12 +55,8 @@ def new_update(name: str, precision: str, changes: Sequence[str]) -> Callable[[]
 
 def name_loops() -> None:
     """Let the profiler see the compiled loops."""
-    loops = {
-        "loop": compiled_loops(),
-        "attention": compiled_attention(),
-        "gradients": compiled_gradients(),
-    }
-    for kind, module in loops.items():
+    for kind in ("loops", "attention", "gradients"):
+        module = getattr(fast, f"compiled_{kind}")()
         for name, function in list(vars(module).items()):
             if type(getattr(function, "_cache", None)).__name__ == "FunctionCache":
                 setattr(module, name, _named(f"{kind} {name}", function))

@@ -235,6 +235,17 @@ def test_non_finite_values_propagate(dtype: torch.dtype, bad: float) -> None:
     assert not packed_attention(qkv, None, packing, packing, 8, causal=False)[:8].isfinite().all()
 
 
+@pytest.mark.parametrize("width", [1, 50, 128])
+def test_layer_norm_in_bf16_is_rounded_once(width: int) -> None:
+    """Also of rows whose mean is far from 0."""
+    x = (torch.randn(33, width) * 3 + torch.arange(33)[:, None] * 8).bfloat16().requires_grad_()
+    weight, bias = (leaf(width, dtype=torch.bfloat16) for _ in "wb")
+    exact = F.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5)
+    got = layer_norm(x, weight, bias, 1e-5)
+    assert got.dtype is torch.bfloat16
+    torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-4)
+
+
 def test_layer_norm_keeps_no_reference_to_the_storage_of_its_parameters() -> None:
     """Sharded parameters are gathered and freed again; an array of one would keep its storage."""
     weight, bias = leaf(6), leaf(6)

@@ -46,6 +46,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "_ShortAttention.backward": ("bfloat16",),
     "gelu": ("bfloat16",),
     "int8_feed_forward": ("bfloat16",),
+    "layer_norm": ("bfloat16",),  # of a training loop
     "quantize_rows": ("bfloat16",),
     "dequantize_rows": ("bfloat16",),
     "requantize_gelu": ("float32",),  # no array of bf16

@@ -345,10 +345,19 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-        # With parameters in fp32, the moments are in fp32 too.
-        parameters = weight.float(), bias.float()
-        out, mean, inverse_std = torch.native_layer_norm(x, weight.shape, *parameters, epsilon)
-        ctx.save_for_backward(x, copy_parameter(weight), mean.flatten(), inverse_std.flatten())
+        copied = copy_parameter(weight)
+        if x.dtype is torch.bfloat16:
+            out = torch.empty(x.shape, dtype=x.dtype)
+            mean, inverse_std = torch.empty(2, len(x))
+            parameters = copied, copy_parameter(bias)
+            arrays = map(as_array, (out, mean, inverse_std))
+            compiled_loops().layer_norm(*map(as_array, (x, *parameters)), epsilon, *arrays)
+        else:  # below half a percent of an update in fp32
+            out, *moments = torch.native_layer_norm(
+                x, weight.shape, weight.float(), bias.float(), epsilon
+            )
+            mean, inverse_std = (each.flatten() for each in moments)
+        ctx.save_for_backward(x, copied, mean, inverse_std)
         return out
 
     @staticmethod

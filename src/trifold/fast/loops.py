@@ -210,6 +210,44 @@ def gelu_tanh_backward(d_out: Array, x: Array, d_x: Array) -> None:
 
 
 @loop
+def layer_norm(
+    x: Array,
+    weight: Array,
+    bias: Array,
+    epsilon: float,
+    out: Array,
+    mean: Array,
+    inverse_std: Array,
+) -> None:
+    """x (N, E), weight and bias (E,) -> out (N, E), and mean and 1 / √(variance + ε) (N,) of the
+    rows. The variance is the mean of the squared differences from the mean.
+    """
+    rows, width = x.shape
+    per_element = F(1) / F(width)
+    centred = np.empty(width, F)
+    w = np.empty(width, F)
+    b = np.empty(width, F)
+    for j in range(width):
+        w[j], b[j] = to_float(weight[j]), to_float(bias[j])
+    for r in range(rows):
+        row = x[r]
+        out_row = out[r]
+        m = variance = F(0)
+        for j in range(width):
+            m += to_float(row[j])
+        m = m * per_element
+        for j in range(width):
+            centred[j] = to_float(row[j]) - m
+        for j in range(width):
+            variance += centred[j] * centred[j]
+        i = F(1) / np.sqrt(variance * per_element + F(epsilon))
+        for j in range(width):
+            out_row[j] = round_like(out_row[j], centred[j] * i * w[j] + b[j])
+        mean[r] = m
+        inverse_std[r] = i
+
+
+@loop
 def layer_norm_backward(
     d_out: Array, x: Array, weight: Array, mean: Array, inverse_std: Array, d_x: Array, sums: Array
 ) -> None:
