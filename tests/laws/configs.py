@@ -123,7 +123,7 @@ CONFIGS: dict[str, tuple[str, str]] = {
     ),
     "encoder: patches, no positions": (
         "encoder, patches, no positions, spans, scale by layer, shared keys, norm of heads, rms, parallel, gated, gate limit, untied, classes",
-        "two parallel norms, stem, pooled classes",
+        "two parallel norms, stem, pooled classes, path of images",
     ),
     "encoder: alibi": (
         "encoder, word matches, alibi, sinks, norm of heads, sparse blocks, gate limit, experts, convolution, classes",

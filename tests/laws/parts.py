@@ -199,6 +199,7 @@ VARIANTS: dict[str, Values] = {
     "pooled classes": {"classifier_input": "pooler", "classifier_transform": "gelu"},
     "mean of classes": {"classifier_input": "mean", "transform_bias": False},
     "linear path": {"linear_path": {"words": 7, "characters": 9, "given": 3}},
+    "path of images": {"linear_path": {"words": 0, "characters": 0, "filters": 3}},
 }
 SHAPES = ("encoder-decoder", "encoder", "decoder")
 
