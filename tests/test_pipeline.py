@@ -544,7 +544,7 @@ def test_the_tokenizer_of_another_folder_is_read(tokenizer: Tokenizer, tmp_path:
         ({"dtype": torch.int64}, "dtype 'torch.int64' is not known; give 'float32' or"),
         ({"device": "x"}, "unknown device 'x'; use auto, cpu, cuda, cuda:0 or mps"),
         ({"device": "meta"}, "device 'meta' is not available; available devices: cpu"),
-        ({"weights": "int4"}, "weights 'int4' is not known; give None or 'int8'"),
+        ({"weights": "int3"}, "weights 'int3' is not known; give None or 'full' or 'file' or"),
     ],
 )
 def test_load_states_the_values_of_an_argument(arguments: dict[str, Any], message: str) -> None:

@@ -31,7 +31,6 @@ from trifold.generation_config import (
 from trifold.hub import load_model, resolve as find_folder, save_model
 from trifold.hub.card import Origin, read_origin, write_derived_card
 from trifold.hub.files import naming
-from trifold.hub.fill import Stored
 from trifold.hub.folder import folder_with
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.hub.output_folder import new_folder
@@ -51,6 +50,7 @@ from trifold.text.prompts import Prompt, encode_prompts
 from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Weights = Literal["full", "file", "int8", "int4"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
 
 
@@ -604,7 +604,7 @@ class Pipeline(PredictMixin):
         """
         if any(isinstance(module, QuantizedWeight) for module in self.model.modules()):
             raise UsageError(
-                "int8 and int4 weights are for inference only; load the model without them"
+                "weights of 4 or 8 bits are for inference only; load the model with weights='full'"
             )
         with new_folder(Path(folder).expanduser(), overwrite=overwrite) as path:
             self._write(path, max_shard_size)
@@ -717,23 +717,23 @@ def load(
     *,
     device: str | None = None,
     dtype: str | torch.dtype = "float32",
-    weights: Stored | None = None,
+    weights: Weights | None = None,
     tokenizer: str | Path | None = None,
 ) -> Pipeline:
     """Load a run folder, a model folder or a hub id on `device` (cpu, cuda, cuda:1, mps, auto: a
     GPU if there is one).
 
-    dtype: type of the computation and the weights, also by names such as bf16. weights: "int8"
-    or "int4" stores matrices in so many bits, which is faster, less accurate, and can neither be
-    trained nor saved. tokenizer: the folder of the tokenizer, if it is not that of the
-    model. Raises CheckpointError if there is no model or no such tokenizer, if it is damaged or of
-    an unknown family, and if the tokenizer has more tokens than the model; UsageError for another
-    argument or device.
+    dtype: type of the computation and the weights, also by names such as bf16. weights: "full",
+    the default, has matrices in `dtype`, "int8" or "int4" in so many bits, and "file" in the types
+    of a GGUF file; small types are faster, less accurate, and can neither be trained nor saved.
+    tokenizer: the folder of the tokenizer, if it is not that of the model. Raises CheckpointError
+    if there is no model or no such tokenizer, if it is damaged or of an unknown family, and if the
+    tokenizer has more tokens than the model; UsageError for another argument or device.
     """
     dtype = dtype_name(str(dtype))
     for option, value, known in (
         ("dtype", dtype, get_args(Dtype)),
-        ("weights", weights, (None, "int8", "int4")),
+        ("weights", weights, (None, *get_args(Weights))),
     ):
         if value not in known:
             raise UsageError(
@@ -745,7 +745,10 @@ def load(
     fast.enable()
     model_folder = find_folder(str(name))
     model, generation = load_model(
-        model_folder, dtype=getattr(torch, dtype), device=found_device, stored=weights
+        model_folder,
+        dtype=getattr(torch, dtype),
+        device=found_device,
+        stored=None if weights == "full" else weights,
     )
     folder = folder_with("tokenizer_config.json", model_folder)
     if tokenizer is None:

@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {
         metavar="MODEL",
     ),
     "against_weights": option(
-        Literal["int8"], "Weights of that model.", show_default="as --against-dtype"
+        Literal["file", "full", "int8", "int4"], "Weights of that model.", show_default="file"
     ),
     "against_dtype": Annotated[
         str | None,
@@ -82,7 +82,9 @@ def take_reference(
             if given is not None:
                 raise UsageError(f"--against-{flag} has no effect without --against; add it")
         return None
-    load = partial(load_pipeline, name, dtype=own_dtype or dtype, weights=weights, **machine)
+    load = partial(
+        load_pipeline, name, dtype=own_dtype or dtype, weights=weights or "file", **machine
+    )
     return Reference(name, load)
 
 

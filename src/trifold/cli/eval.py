@@ -146,7 +146,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
-    weights: Weights = None,
+    weights: Weights = "file",
     tokenizer: Codec = None,
     json: Json = False,
     overwrite: Overwrite = False,

@@ -57,7 +57,7 @@ def run(
     device: declared.Device = None,
     dtype: declared.Dtype = "float32",
     tokenizer: declared.Codec = None,
-    weights: declared.Weights = None,
+    weights: declared.Weights = "file",
     as_text: declared.AsText = False,
     json: declared.Json = False,
     out: declared.Out = None,

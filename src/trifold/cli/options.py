@@ -72,9 +72,10 @@ Codec = Annotated[
     str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
 ]
 Weights = Annotated[
-    Literal["int8", "int4"] | None,
+    Literal["file", "full", "int8", "int4"],
     typer.Option(
-        help="Store matrices in 8 or 4 bits: faster, less exact.", show_default="as --dtype"
+        help="Matrices in memory: as in the file (of GGUF the small types, otherwise --dtype), "
+        "decoded to --dtype, or in 8 or 4 bits: faster, less exact."
     ),
 ]
 BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]

@@ -11,7 +11,8 @@ import torch
 from tests.hub.gguf.writing import CASES, Types
 from torch import Tensor
 
-from trifold.errors import CheckpointError
+import trifold
+from trifold.errors import CheckpointError, UsageError
 from trifold.fast.block_weight import BlockWeight
 from trifold.hub import load_model
 from trifold.hub.fill import named_matrices
@@ -143,7 +144,8 @@ def test_models_have_the_matrices_of_the_file(name: str, tmp_path: Path) -> None
     decoded, settings = load_model(path)
     model, same_settings = load_model(path, stored="file")
     assert settings == same_settings
-    assert not named_matrices(decoded).keys() & dict(model.named_parameters()).keys()
+    if name != "bert":
+        assert not named_matrices(decoded).keys() & dict(model.named_parameters()).keys()
     expected = outputs(decoded)
     assert (outputs(model) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
@@ -161,6 +163,24 @@ def test_scales_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"a\.gguf: .*scales that are not finite"):
         load_model(path, stored="file")
+
+
+def has_blocks(path: Path, **options: str) -> bool:
+    model = trifold.load(path, **options).model
+    return any(isinstance(module, BlockWeight) for module in model.modules())
+
+
+def test_the_types_of_the_file_are_a_choice(tmp_path: Path) -> None:
+    path = CASES["llama"].write(tmp_path / "a.gguf", CASES["llama"].model(), Types.Q8_0)
+    assert has_blocks(path, weights="file")
+    assert not has_blocks(path) and not has_blocks(path, weights="full")
+    with pytest.raises(UsageError, match="weights='full'"):
+        trifold.load(path, weights="file").save(tmp_path / "saved")
+
+
+def test_encoders_are_decoded(tmp_path: Path) -> None:
+    path = CASES["bert"].write(tmp_path / "a.gguf", CASES["bert"].model(), Types.Q8_0)
+    assert not has_blocks(path, weights="file")
 
 
 FREED = 2**22  # bytes that the allocator keeps
