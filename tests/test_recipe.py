@@ -86,7 +86,7 @@ def test_transformers_loads_the_models_of_demos(name):
 def test_transformers_loads_the_models_that_a_task_chooses(kind, write):
     file = write(f"task: {{kind: {kind}}}\ndata: {{train: a.tsv, holdout: 5}}\n")
     recipe = load_recipe(file)
-    if kind == "classify":  # whose linear path no family has
+    if kind in ("classify", "tag"):  # whose linear path no family has
         assert "it fits bert with model.linear_path=null" in describe_misfit(recipe.model)
         recipe = load_recipe(file, ["model.linear_path=false"])
     assert describe_misfit(recipe.model) == ""
@@ -447,6 +447,7 @@ def test_the_task_chooses_the_shape_the_heads_and_the_special_tokens(write, kind
     assert (model.n_layers, model.d_model) == (2, 256)
     own_parts = {
         "classify": {"linear_path": None},
+        "tag": {"linear_path": None},
         "answer": {"word_matches": False, "positions": "learned"},
     }
     without = model.model_copy(update=own_parts.get(kind, {}))

@@ -10,6 +10,7 @@ import torch
 from trifold.baselines import forms
 from trifold.baselines.baseline import LabelledRows
 from trifold.data.rows import Rows
+from trifold.linear.forms import shape_of
 from trifold.linear.logistic import ignore
 
 NAMES = ("Ada", "Ben", "Carla", "Dora")
@@ -32,7 +33,7 @@ def sentences() -> tuple[list[list[str]], list[list[str]]]:
     ("word", "shape"), [("Ada", "Xx"), ("12-A", "d-X"), ("e.g.", "x.x."), ("", ""), ("№1", "№d")]
 )
 def test_a_shape_has_the_kinds_of_characters(word: str, shape: str) -> None:
-    assert forms.shape_of(word) == shape
+    assert shape_of(word) == shape
 
 
 def test_a_name_that_was_never_seen_is_known_by_its_form_and_neighbors() -> None:

@@ -296,6 +296,9 @@ def test_the_path_is_a_default_of_new_models_for_single_texts(tmp_path):
     train(data.recipe, out=tmp_path / "run", view=RecordingView())
     start = load_recipe("classify", {"data.train": file, "start_from": str(tmp_path / "run")})
     assert start.model.linear_path is None
+    view = RecordingView()
+    new_model(load_data(start, tmp_path / "tokenizer3", view))
+    assert any("its linear path is of other rows" in line for line in view.lines)
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text(
         "sentence1\tsentence2\tlabel\n" + "a b\tb c\tyes\nd\te f\tno\n" * 20, encoding="utf-8"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from trifold.baselines.baseline import Baseline, LabelledRows, Poll, State
 from trifold.baselines.files import decode_texts, encode_texts
+from trifold.linear.forms import Place, forms_of, places_of
 from trifold.linear.logistic import LinearModel, fit_classes
 from trifold.linear.ngrams import Terms, numbered
 from trifold.linear.tfidf import Tfidf
@@ -19,52 +20,12 @@ from trifold.linear.tfidf import Tfidf
 STRENGTH = 10.0  # C; on 500 sentences, 100 and 1,000 are equal
 MOST_WORDS = 40_000  # that it is fitted on, so that it takes seconds
 MOST_WEIGHTS = 2**22  # rare forms are left out until there are so few
-AFFIXES = (2, 3)  # letters of the ends and starts of words
-CLASSES = ((str.isupper, "X"), (str.isdigit, "d"), (str.isalpha, "x"))  # of characters
-
-
-@dataclass(frozen=True)
-class Place:
-    """A word between its neighbors; empty ones at the ends of a sentence."""
-
-    before: str
-    word: str
-    after: str
-
-
-def places_of(sentences: Sequence[Sequence[str]]) -> list[Place]:
-    """Each word of sentences with its neighbors."""
-    return [
-        Place(*around)
-        for words in sentences
-        for around in zip(["", *words], words, [*words[1:], ""], strict=False)
-    ]
-
-
-def shape_of(word: str) -> str:
-    """The kinds of characters in turn: `Xx` of `Ada`, `d-X` of `12-A`."""
-    return "".join(kind for kind, _ in groupby(map(_class_of, word)))
-
-
-def _class_of(character: str) -> str:
-    return next((name for is_one, name in CLASSES if is_one(character)), character)
 
 
 def word_forms(places: Sequence[Place]) -> Terms:
     """The forms of each place: the word, its shape, ends and starts, and its neighbors."""
-    names, ids, starts = numbered([*_forms(place)] for place in places)
+    names, ids, starts = numbered([*forms_of(place)] for place in places)
     return Terms(names, ids, np.repeat(np.arange(len(places)), np.diff(starts)), len(places))
-
-
-def _forms(place: Place) -> Iterator[str]:
-    word = place.word
-    yield f"word {word}"
-    for size in AFFIXES:
-        yield f"end {word[-size:]}"
-        yield f"start {word[:size]}"
-    for side, text in (("here", word), ("before", place.before), ("after", place.after)):
-        yield f"{side} {text.lower()}"
-        yield f"{side}, shape {shape_of(text)}"
 
 
 def _some_sentences(train: LabelledRows) -> LabelledRows:

@@ -87,7 +87,8 @@ class Classes(nn.Module):
     "mean" of the states of real tokens, or that of "every" token; "mean-logits": every token, and
     the result is the mean of their logits.
     layer: a sub-layer that s passes first.
-    path: adds to the logits what it computes from the features of the rows, if they have some.
+    path: adds to the logits what it computes from the features of the rows, or of all tokens if
+        `state` is "every", if the inputs have some.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Classes(nn.Module):
             logits = _mean(logits, inputs)
         given = None if self.path is None else self.path.given(inputs)
         if given is not None:
-            logits = logits + self.path(given).to(logits)
+            logits = logits + self.path(given).to(logits).view_as(logits)
         return logits
 
     def read(self, hidden: Tensor, inputs: Inputs, pooled: Tensor | None) -> Tensor:
@@ -228,7 +229,18 @@ def _sequence_classes(config: CoreConfig, outputs: int) -> Classes:
 def _text_classes(config: CoreConfig) -> Classes:
     """Classes of a text, whose logits a part may add to."""
     head = _sequence_classes(config, config.n_labels)
-    head.path = part_of(LogitsPart, config).new(config)
+    part = part_of(LogitsPart, config)
+    if not part.columns(config).forms:
+        head.path = part.new(config)
+    return head
+
+
+def _token_classes(config: CoreConfig) -> Classes:
+    """Classes of each token, whose logits a part may add to."""
+    head = Classes(config, "every", config.n_labels, config.token_transform)
+    part = part_of(LogitsPart, config)
+    if part.columns(config).forms:
+        head.path = part.new(config)
     return head
 
 
@@ -255,7 +267,7 @@ HEADS: dict[str, Callable[[CoreConfig], nn.Module]] = {
     "next-sentence": _next_sentence,
     "sequence": _text_classes,
     "choice": lambda config: _sequence_classes(config, 1),
-    "token": lambda config: Classes(config, "every", config.n_labels, config.token_transform),
+    "token": _token_classes,
     "span": _span,
     "replaced": lambda config: Classes(config, "every", 1, config.activation),
     "boundary": SpanBoundary,

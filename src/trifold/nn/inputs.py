@@ -14,7 +14,8 @@ from trifold.nn.packing import UNPACKED, Packing, Unpacked
 
 @dataclass
 class RowFeatures:
-    """Counted features of B rows, for parts that read them beside the states of tokens.
+    """Counted features of B rows, or of B tokens in the layout of the states, for parts that
+    read them beside the states of tokens.
 
     ids, values (N,): the numbers and the values of all features. starts (B·K + 1): where those of
         each row begin, in each of K blocks.
@@ -63,7 +64,8 @@ class Inputs:
     edges: (B, T, T) boolean, or by head (B, H, T, T): which tokens an encoder's token attends to
         besides itself; default: all. Of packed rows on the grid.
     pixels: (B, channels, height, width), for models of images.
-    features: of the rows, for a part that adds to their logits; without them it adds nothing.
+    features: of the rows or of all tokens, for a part that adds to their logits; without them it
+        adds nothing.
     """
 
     tokens: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))

@@ -611,7 +611,7 @@ class WalkPart(Part):
 class FeatureColumns(NamedTuple):
     """How many columns of `nn.inputs.RowFeatures` are n-grams of words and of characters, and how
     many are numbers that are given; or how many are words of two texts that are compared. filters:
-    the patches that an image is compared with.
+    the patches that an image is compared with. forms: of the word of each token.
     """
 
     words: int = 0
@@ -619,6 +619,7 @@ class FeatureColumns(NamedTuple):
     given: int = 0
     compared: int = 0
     filters: int = 0
+    forms: int = 0
 
 
 class LogitsPart(Part):
@@ -630,13 +631,14 @@ class LogitsPart(Part):
     row = "output"
 
     def new(self, config: CoreConfig) -> nn.Module | None:
-        """A module (features of rows) -> (B, C), with methods `given`, the features that inputs
-        have for it, or None, and `reset`, and parameters weight (F, C), bias (C,) and scale (1,).
+        """A module (features of rows or tokens) -> (N, C), with methods `given`, the features that
+        inputs have for it, or None, and `reset`, and parameters weight (F, C), bias (C,) and
+        scale (1,).
         """
         return None
 
     def columns(self, config: CoreConfig) -> FeatureColumns:
-        """The features that it reads of each row."""
+        """The features that it reads of each row, or of each token."""
         return FeatureColumns()
 
     def with_columns(self, config: AnyConfig, columns: FeatureColumns) -> AnyConfig:

@@ -34,6 +34,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION, SINGLE, Shape
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import (
+    PARTS_OF_MODEL,
     PATH_LOGITS,
     Balance,
     ConstantAnswer,
@@ -98,8 +99,6 @@ _SCALE = "heads.sequence.path.scale"
 
 # Scores of two classes that depend on the threshold between them.
 MEASURES = {"f1": f1_of, "macro_f1": macro_f1_of, "matthews": matthews_of}
-# The two parts of a model whose logits are added, in the words of a comparison.
-PARTS_OF_MODEL = ("its linear path alone", "its Transformer alone")
 CLEARLY_LOWER = 0.97  # of a loss
 FEWEST_LABELS = 10  # validation rows with a label that gets a threshold of its own
 

@@ -19,6 +19,8 @@ from trifold.text.spans import Ids
 MAX_LOSS = 700.0  # of which the exponential is finite
 # The statistic of `Objective.measure` with the logits of a linear path.
 PATH_LOGITS = "path_logits"
+# The two parts of a model whose logits are added, in the words of a comparison.
+PARTS_OF_MODEL = ("its linear path alone", "its Transformer alone")
 
 
 class Sample(NamedTuple):

@@ -27,15 +27,19 @@ from trifold.nn.inputs import RowFeatures
 from trifold.nn.overlap import FIRST, PAIR_BLOCKS, SECOND, overlap_numbers
 from trifold.nn.parts import FeatureColumns, LogitsPart, part_of
 from trifold.predict.text_features import as_features, text_features
+from trifold.predict.word_features import WordRows
 from trifold.text.spans import Ids
 
 STRENGTH = 10.0  # C of logistic regression on n-grams
+STRENGTH_OF_FORMS = 10.0  # on the forms of words, as in the baseline
 STRENGTH_OF_PAIRS = 1.0  # on the numbers of pairs, which are standardized
 WORDS_OF_PAIRS = 2**16  # buckets
 RIDGE = 1.0  # of the squared weights, for standardized numbers
 PARTS = 5  # of the training rows
+PARTS_OF_SENTENCES = 3  # fewer, because their fits take longer
 MOST_FEATURES = 2**23  # of the rows that a path is fitted on, so that it takes seconds
 MOST_WEIGHTS = 2**24
+MOST_WORDS = 40_000  # of sentences that a path is fitted on
 CHUNK = 10_000  # rows whose features are in memory at once
 SMALLEST_WEIGHT = 1e-4  # of a class, whose logarithm is finite
 
@@ -71,7 +75,7 @@ class Fitted:
 
     of_features: the parameters that make features, such as idf (F,), by name. logits (N, C): of the
     training rows, by fits without them; None if the Transformer learns without the path. rows: the
-    number of rows that it is fitted on.
+    number of rows that it is fitted on. head: that the path is part of.
     """
 
     weight: Tensor
@@ -79,13 +83,14 @@ class Fitted:
     of_features: Mapping[str, Tensor]
     logits: NDArray[np.float32] | None
     rows: int
+    head: str = "sequence"
 
     @torch.no_grad()
     def copy_to(self, model: Transformer) -> None:
         """Begin training with the path alone: the last layer for the states of the Transformer is
         0.
         """
-        head: Any = model.heads["sequence"]
+        head: Any = model.heads[self.head]
         path = head.path
         parameters = {"weight": self.weight, "bias": self.bias, **self.of_features}
         for name, value in parameters.items():
@@ -171,6 +176,71 @@ def fit_path(
         of_rows,
         len(chosen),
     )
+
+
+def fit_forms(config: ModelConfig, words: WordRows, labels: Sequence[Ids]) -> Fitted:
+    """The path of training sentences, on the forms of their words; see `fit_path`. labels: the
+    class of each word of each sentence. logits (W, C): of all words.
+    """
+    problem = _Problem(config, None, STRENGTH_OF_FORMS)
+    buckets = path_columns(config).forms
+    sizes = np.array([*map(len, labels)])
+    chosen = _chosen_sentences(sizes)
+    part_of_row = np.full(
+        len(sizes), PARTS_OF_SENTENCES
+    )  # those of no part are predicted by the last fit
+    part_of_row[chosen] = np.arange(len(chosen)) % PARTS_OF_SENTENCES
+    part_of_word = np.repeat(part_of_row, sizes)
+    classes = np.concatenate(labels)
+    fitted_on = part_of_word < PARTS_OF_SENTENCES
+    idf = _idf_of_forms(words.forms[fitted_on], buckets)
+    of_words = np.zeros((len(classes), config.n_labels), np.float32)
+    for part in range(PARTS_OF_SENTENCES + 1):
+        rows = np.flatnonzero(fitted_on & (part_of_word != part))
+        if not len(rows):  # of one sentence
+            rows = np.flatnonzero(fitted_on)
+        model = problem.fit(_matrix_of_forms(words.forms[rows], idf), classes[rows])
+        inside = np.flatnonzero(part_of_word == part)
+        if len(inside):
+            found = model.logits(_matrix_of_forms(words.forms[inside], idf))
+            of_words[inside] = found.float().numpy()
+    weight, bias = model.weights.float(), model.bias.float()
+    of_forms = torch.from_numpy(idf.astype(np.float32))
+    return Fitted(weight, bias, {"idf": of_forms}, of_words, len(chosen), "token")
+
+
+def _chosen_sentences(sizes: Ids) -> Ids:
+    """Sentences with so many words, from all parts of the data, with about the most words."""
+    words = int(sizes.sum())
+    if words <= MOST_WORDS:
+        return np.arange(len(sizes))
+    count = max(1, len(sizes) * MOST_WORDS // words)
+    return np.linspace(0, len(sizes) - 1, count).astype(np.int64)
+
+
+def _idf_of_forms(forms: Ids, buckets: int) -> NDArray[np.float64]:
+    """(F,) ln((1 + N) / (1 + df)) + 1 of N words; 0 in buckets without forms."""
+    _, ids, _ = _counted_forms(forms, buckets)
+    frequencies = np.bincount(ids, minlength=buckets)
+    return np.where(frequencies > 0, np.log((1 + len(forms)) / (1 + frequencies)) + 1, 0.0)
+
+
+def _counted_forms(forms: Ids, buckets: int) -> tuple[Ids, Ids, Ids]:
+    """The distinct (row, bucket) of forms (N, FORMS), and how often each occurs."""
+    keys = np.arange(len(forms))[:, None] * buckets + forms
+    found, counts = np.unique(keys, return_counts=True)
+    rows, ids = np.divmod(found, buckets)
+    return rows, ids, counts
+
+
+def _matrix_of_forms(forms: Ids, idf: NDArray[np.float64]) -> FeatureMatrix:
+    """The features (N, F) of forms (N, FORMS): idf, in rows of length 1 as the model computes it,
+    which does not add equal buckets before it squares them. In float32.
+    """
+    lengths = np.sqrt((idf[forms] ** 2).sum(1))
+    rows, ids, counts = _counted_forms(forms, len(idf))
+    values = counts * idf[ids] / np.where(lengths > 0, lengths, 1.0)[rows]
+    return sparse(rows, ids, values.astype(np.float32), (len(forms), len(idf)))
 
 
 def fit_pairs(

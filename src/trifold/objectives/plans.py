@@ -13,6 +13,8 @@ MOST_STEPS = 10_000
 PATH = "linear_path"
 PATH_BY_DEFAULT = {PATH: True} if PATH in ModelConfig.model_fields else {}
 PATH_OF_IMAGES = {key: {"words": 0, "characters": 0, "filters": 100} for key in PATH_BY_DEFAULT}
+# Of a new tagger: a path on the forms of words.
+FORMS_BY_DEFAULT = {PATH: {"words": 0, "characters": 0, "forms": 2**16}} if PATH_BY_DEFAULT else {}
 # The tasks whose fine-tuning is planned by rows: texts with labels. The values were chosen on them.
 LABELLED = ("classify", "tag", "answer", "choose")
 

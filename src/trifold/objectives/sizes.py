@@ -42,6 +42,7 @@ SMALLEST_BATCH = 512  # tokens
 LARGEST_BATCH = 4096
 FEWEST_ROWS = 8  # of a batch, on average
 DROPOUT_WITH_PATH = 0.3
+WITH_PATHS = ("classify", "tag")  # tasks whose new models have a linear path by default
 # Tasks whose model may read two texts to compare -> its head.
 COMPARING = {"answer": "span", "choose": "choice", "classify": "sequence"}
 ROUNDED = 64  # batches have a multiple of these tokens
@@ -287,9 +288,9 @@ def schedule(groups: Groups, updates: float, plan: Plan) -> dict[str, Any]:
 
 
 def has_path(groups: Groups, start: ModelConfig | None) -> bool:
-    """Whether a new model has a linear path, which is a default of classification."""
+    """Whether a new model has a linear path, which is a default of classification and tagging."""
     chosen = {**PATH_BY_DEFAULT, **groups["model"]}.get(PATH)
-    return start is None and _kind(groups) == "classify" and chosen not in (None, False)
+    return start is None and _kind(groups) in WITH_PATHS and chosen not in (None, False)
 
 
 def reads_sides(groups: Groups) -> bool:

@@ -25,12 +25,21 @@ from trifold.data.roles import MISSING, check_text, is_missing, list_in
 from trifold.errors import DataError, plural
 from trifold.folders import AnyPath
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.config import Shape
 from trifold.nn.parts import AttentionPart, part_of
 from trifold.objectives.batch import Batch, pad_end
-from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
+from trifold.objectives.evaluation import (
+    PARTS_OF_MODEL,
+    ConstantAnswer,
+    EvalRun,
+    Evaluation,
+    Sample,
+)
 from trifold.objectives.labelled import UNKNOWN, LabelledObjective, LabelledSettings, TextExamples
 from trifold.objectives.labels import order_labels, report_similar
+from trifold.objectives.linear_path import Fitted, fit_forms, has_path, with_fitting_path
 from trifold.objectives.objective import BuildContext, TaskBundle
+from trifold.objectives.plans import FORMS_BY_DEFAULT
 from trifold.objectives.tag_columns import (
     check_columns,
     check_schemes,
@@ -46,6 +55,7 @@ from trifold.predict.tag import (
     word_spans,
     words_of_tokens,
 )
+from trifold.predict.word_features import WordRows
 from trifold.ragged import Ragged
 from trifold.scores.bootstrap import Resampled, sums_scorer
 from trifold.scores.entities import (
@@ -154,6 +164,12 @@ class TagSettings(LabelledSettings):
         description="f1: of entities; accuracy and loss: tags of any kind, such as parts of speech",
     )
 
+    @classmethod
+    def defaults_for(cls, shape: Shape | None) -> Mapping[str, Mapping[str, Any]]:
+        """The usual ones, with a linear path beside a new model."""
+        defaults = super().defaults_for(shape)
+        return {**defaults, "model": {**defaults["model"], **FORMS_BY_DEFAULT}}
+
     edges: bool = Field(
         False,
         description="words attend only to those that the column `edges` names: pairs of numbers of "
@@ -193,8 +209,14 @@ class TagSettings(LabelledSettings):
         if context.model.label_names is None:
             report_similar(context, config.labels)
         context.report_labels("tags", config.labels)
+        if not context.is_trained:
+            config = with_fitting_path(config)
         objective = TagWords(self, tokenizer, config, context.text_width, context.report)
-        return objective.bundle(context, train, valid)
+        bundle = objective.bundle(context, train, valid)
+        if not has_path(config) or context.is_trained or context.is_counted:
+            return bundle
+        objective.path_rows = train
+        return replace(bundle, initialize=objective.initialize)
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Rows:
         """Sentences with as many tags as words. Raises DataError for others, for tags without a
@@ -261,11 +283,13 @@ def _with_labels(config: ModelConfig, rows: Rows, start: ModelConfig | None) -> 
 @dataclass(frozen=True)
 class TaggedExamples(TextExamples):
     """Sentences, the label of each token, and of each sentence the first tokens of its words (-1:
-    none). graphs: of each sentence, which tokens attend to which (T, T); None if all do.
+    none). graphs: of each sentence, which tokens attend to which (T, T); None if all do. words:
+    what a linear path reads of them.
     """
 
     firsts: list[list[int]]
     graphs: list[NDArray[np.bool_]] | None = None
+    words: WordRows | None = None
 
 
 def _graph(words: Sequence[int], pairs: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
@@ -289,6 +313,8 @@ class TagWords(LabelledObjective):
 
     row_name = "sentences"
     token_name = "words"
+    path_rows: Rows | None = None  # that the linear path is fitted on
+    _fitted_path: Fitted | None = None
 
     def examples(self, rows: Rows, draw: int | None = None) -> TaggedExamples:
         """Encode sentences and align their words with tokens. Reports truncated sentences and
@@ -299,10 +325,10 @@ class TagWords(LabelledObjective):
         encoded = self.encode(rows, [" ".join(words) for words in sentences])
         spans = [word_spans(words) for words in sentences]
         firsts = [first_tokens(row, words) for row, words in zip(encoded, spans, strict=True)]
+        numbers = [*map(words_of_tokens, encoded, spans)]
         graphs = None
         if self.reads_edges:
-            tokens = map(words_of_tokens, encoded, spans)
-            graphs = [*map(_graph, tokens, rows.columns["edges"])]
+            graphs = [*map(_graph, numbers, rows.columns["edges"])]
         labels = [np.full(len(row.ids), NO_TAG) for row in encoded]
         for row_labels, row_firsts, row_tags in zip(labels, firsts, tags, strict=True):
             for first, tag in zip(row_firsts, row_tags, strict=True):
@@ -314,7 +340,29 @@ class TagWords(LabelledObjective):
             )
         self.report_unseen(rows, (tag for tag in chain(*tags) if tag not in self.numbers), "tags")
         labelled = Ragged.of([row_labels.tolist() for row_labels in labels])
-        return TaggedExamples(*self.tokens_and_types(encoded), labelled, firsts, graphs)
+        words = WordRows.of(self.config, sentences, numbers)
+        if words is not None and rows is self.path_rows:
+            words = replace(words, logits=self._fit_path(words, tags).logits)
+        return TaggedExamples(*self.tokens_and_types(encoded), labelled, firsts, graphs, words)
+
+    # --- linear path ------------------------------------------------------------------------------
+
+    @property
+    def starts_fitted(self) -> bool:
+        return has_path(self.config)
+
+    def _fit_path(self, words: WordRows, tags: Sequence[Sequence[str]]) -> Fitted:
+        """The linear path of the training rows, which is fitted once."""
+        if self._fitted_path is None:
+            labels = [np.array([*map(self.numbers.__getitem__, names)]) for names in tags]
+            self._fitted_path = fit_forms(self.config, words, labels)
+            self.report(f"linear path: fitted on {plural(self._fitted_path.rows, 'sentence')}")
+        return self._fitted_path
+
+    def initialize(self, model: Transformer) -> None:
+        """Begin with the fitted path."""
+        assert self._fitted_path is not None, "it is fitted on the examples"
+        self._fitted_path.copy_to(model)
 
     def batch(
         self, examples: TaggedExamples, rows: Ids, width: int | None = None, *, draw: int = 0
@@ -330,6 +378,9 @@ class TagWords(LabelledObjective):
         if examples.graphs is not None:
             graphs = [examples.graphs[row] for row in rows.tolist()]
             inputs = replace(inputs, edges=_padded(graphs, packing.shape))
+        if examples.words is not None:
+            features = examples.words.features((1, packing.length), rows, np.diff(packing.starts))
+            inputs = replace(inputs, features=features)
         return Batch(inputs, labels, int((labels != NO_TAG).sum()))
 
     @property
@@ -351,6 +402,18 @@ class TagWords(LabelledObjective):
             "confidences": [self.split(logits.softmax(-1).amax(-1), batch)],
         }
 
+    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+        logits = self.logits(model, batch)
+        sums = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
+        sums |= self.predictions(logits, batch)
+        features = batch.inputs.features
+        if features is not None:
+            head: Any = model.heads["token"]
+            of_path = head.path(features).to(logits)
+            for name, of_part in zip(PARTS_OF_MODEL, (of_path, logits - of_path), strict=True):
+                sums[name] = [self.split(of_part.argmax(-1), batch)]
+        return sums
+
     def split(self, values: Tensor, batch: Batch) -> list[NDArray[Any]]:
         """The values (T,) of the tokens of each row."""
         packing: Any = batch.inputs.packing
@@ -365,10 +428,12 @@ class TagWords(LabelledObjective):
         """Scores of the tags of all sentences, and the first sentences with their entities."""
         references = run.rows.columns["tags"]
         examples = run.examples
-        predictions = [
-            choose_tags(classes, firsts, self.config.labels)
-            for classes, firsts in zip(run.by_row("classes"), examples.firsts, strict=True)
-        ]
+        predictions = self._tags(run, "classes")
+        parts = {
+            name: self.score_tags(references, self._tags(run, name))[0]
+            for name in PARTS_OF_MODEL
+            if name in run.sums
+        }
         values, lines = self.score_tags(references, predictions)
         words = run.rows.columns["words"]
         probabilities = run.by_row("confidences")
@@ -379,7 +444,14 @@ class TagWords(LabelledObjective):
             confidences.append(float(probabilities[row][firsts].prod()))
             samples.append(self._sample(words[row], references[row], predictions[row]))
         resampled = self.resampled_tags(references, predictions)
-        return Evaluation(values, samples, lines, confidences, resampled)
+        return Evaluation(values, samples, lines, confidences, resampled, parts=parts)
+
+    def _tags(self, run: EvalRun, name: str) -> list[list[str]]:
+        """The tags of all sentences, from the classes of their tokens."""
+        return [
+            choose_tags(classes, firsts, self.config.labels)
+            for classes, firsts in zip(run.by_row(name), run.examples.firsts, strict=True)
+        ]
 
     def score_tags(
         self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]

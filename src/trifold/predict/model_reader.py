@@ -25,6 +25,7 @@ from trifold.nn.packing import Packing
 from trifold.nn.parts import EmbeddingsPart, LogitsPart, has_plain_attention, part_of
 from trifold.predict.generate_texts import batches_by_length, packed_batches, pad_rows
 from trifold.predict.text_features import text_features
+from trifold.predict.word_features import WordRows
 from trifold.text import Encoded, Tokenizer, Truncation
 from trifold.text.encoded import IdRows, check_strings, check_types
 
@@ -166,12 +167,15 @@ class ModelReader:
             f"shorten the text{remedy}"
         )
 
-    def run_rows(self, rows: Sequence[Encoded], apply: Apply) -> list[Tensor]:
+    def run_rows(
+        self, rows: Sequence[Encoded], apply: Apply, words: WordRows | None = None
+    ) -> list[Tensor]:
         """Apply a function to each row; results are on the CPU and include padding at the end.
+        words: of the rows, if the model reads their forms.
 
         The inputs of the function may be packed.
         """
-        return self._run_ids(IdRows.of(rows), apply)
+        return self._run_ids(IdRows.of(rows), apply, words=words)
 
     def _run_ids(
         self,
@@ -179,11 +183,18 @@ class ModelReader:
         apply: Apply,
         texts: Sequence[str] | None = None,
         pairs: Sequence[str] | None = None,
+        words: WordRows | None = None,
     ) -> list[Tensor]:
-        """Apply a function to each row. texts, pairs: what the linear path of a model reads."""
+        """Apply a function to each row. texts, pairs, words: what the linear path of a model
+        reads.
+        """
 
         def batch(chosen: list[int]) -> Inputs:
             inputs = self._batch(rows, chosen)
+            if words is not None:
+                numbers = np.array(chosen, np.int64)
+                features = words.features(inputs.shape, numbers, rows.ids.lengths[numbers])
+                return replace(inputs, features=features)
             if texts is None or not self._reads_features:
                 return inputs
             columns = [

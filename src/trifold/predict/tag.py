@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trifold.errors import UsageError
 from trifold.predict.model_reader import ModelReader
+from trifold.predict.word_features import WordRows, form_buckets
 from trifold.text import Encoded, Tokenizer
 
 Merge = Literal["none", "simple", "first", "average", "max", "words"]
@@ -90,7 +91,7 @@ def tag(
     rows = reader.encode(sentences)
     labels = reader.config.labels
     tagged = []
-    outputs = reader.run_rows(rows, reader.head("token"))
+    outputs = reader.run_rows(rows, reader.head("token"), _word_rows(reader, texts, rows))
     for given, sentence, row, logits in zip(texts, sentences, rows, outputs, strict=True):
         scores = logits[: len(row.ids)].softmax(-1).numpy()
         if isinstance(given, str):
@@ -99,6 +100,30 @@ def tag(
         else:
             tagged.append(_tag_words(given, sentence, row, scores, labels))
     return tagged
+
+
+def _word_rows(
+    reader: ModelReader, texts: Sequence[str | Sequence[str]], rows: Sequence[Encoded]
+) -> WordRows | None:
+    """The words of the texts, if the model reads them: those between spaces, or those of a list."""
+    if not form_buckets(reader.config):
+        return None
+    sentences = []
+    numbers = []
+    for text, row in zip(texts, rows, strict=True):
+        if isinstance(text, str):
+            spans = _spans_between_spaces(text)
+            sentences.append([text[start:end] for start, end in spans])
+        else:
+            spans = word_spans(text)
+            sentences.append([*text])
+        numbers.append(words_of_tokens(row, spans))
+    return WordRows.of(reader.config, sentences, numbers)
+
+
+def _spans_between_spaces(text: str) -> list[tuple[int, int]]:
+    """The characters [start, end) of the words of a text."""
+    return [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
 
 
 def _choose_merge(tokenizer: Tokenizer, merge: Merge | None) -> Merge:
@@ -142,7 +167,7 @@ def _tag_text(
 
 def _words_between_spaces(text: str, row: Encoded, scores: Scores) -> list[_Token]:
     """The words of a text that have tokens, with the scores of their first token."""
-    words = [match.span() for match in re.finditer(r"[^ \t\r\n]+", text)]
+    words = _spans_between_spaces(text)
     units = []
     for (start, end), first in zip(words, first_tokens(row, words), strict=True):
         if first >= 0:

@@ -183,6 +183,8 @@ def start_from(
     unused = {name for name, _ in source.named_parameters()} - copied
     counts = f"{_count('new', unset)}, {_count('not used', unused)}"
     line = f"start_from: {len(copied):,} weights copied, {counts}{note}"
+    if any(".path." in name for name in unused):
+        line += "; its linear path is of other rows, so that the Transformer continues alone"
     return line, unset | (with_new_rows & copied)
 
 

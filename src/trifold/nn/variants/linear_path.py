@@ -1,11 +1,12 @@
-"""A linear model on counted features whose logits are added to those of a text or an image.
+"""A linear model on counted features whose logits are added to those of a text, an image or a token.
 
     logits = head(h) + s · (Σ_k x_k W_k + b)
 
 x_k are the features of block k: n-grams of words, n-grams of characters, or numbers that are given.
 Counts c of n-grams become TF-IDF of length 1, x = c · idf / ‖c · idf‖, in each block for itself.
 Of two texts, x are twelve numbers of what they share, one block. Of an image, x are the numbers of
-its patches (`nn.patch_filters`).
+its patches (`nn.patch_filters`). Of a token, x are the forms of its word and of its neighbors
+(`linear.forms`), weighted as n-grams are.
 W, b and idf are fitted before training and stay as they are; the scale s is learned. N-grams that
 the training texts lack have idf 0. Shapes: B rows, K blocks, F features, C classes.
 """
@@ -46,6 +47,9 @@ class LinearPath(Settings):
     )
     filters: int = Field(
         0, ge=0, le=MOST_FILTERS, description="instead, of images: patches to compare with"
+    )
+    forms: int = Field(
+        0, ge=0, le=MOST_BUCKETS, description="instead, of a tagger: buckets of the forms of words"
     )
 
     @property
@@ -206,6 +210,8 @@ class LinearPathPart(LogitsPart):
         settings = _settings(config)
         if settings.filters:
             return FilterLogits(config, settings)
+        if settings.forms:
+            return LinearLogits(LinearPath(words=settings.forms, characters=0), config.n_labels)
         kind = OverlapLogits if settings.compared else LinearLogits
         return kind(settings, config.n_labels)
 
@@ -217,6 +223,7 @@ class LinearPathPart(LogitsPart):
             settings.given,
             settings.compared,
             settings.filters,
+            settings.forms,
         )
 
     def with_columns(self, config: AnyConfig, columns: FeatureColumns) -> AnyConfig:
@@ -233,20 +240,23 @@ class LinearPathPart(LogitsPart):
         letters = {"N": settings.columns, "n": settings.ngrams}
         if settings.compared:
             letters = {"N": NUMBERS, "n": settings.compared + 1}
+        if settings.forms:
+            letters = {"N": settings.forms, "n": settings.forms}
         yield FormulaRow("linear path", "N·C + C + n + 1", letters)
 
     def problems(self, config: CoreConfig) -> Problems:
-        """It needs columns of one kind, and classes of texts or images."""
+        """It needs columns of one kind, and classes of texts, images or tokens."""
         ways = {self.key: None}
         settings = _settings(config)
-        if settings.compared and settings.columns + settings.filters:
-            yield Conflict("linear_path.compared excludes its other columns; set them to 0", ways)
-        elif settings.filters and settings.columns:
-            yield Conflict("linear_path.filters excludes its other columns; set them to 0", ways)
-        elif not settings.columns + settings.compared + settings.filters:
+        alone = [name for name in ("compared", "filters", "forms") if getattr(settings, name)]
+        if len(alone) + (settings.columns > 0) > 1:
+            text = f"linear_path.{alone[0]} excludes its other columns; set them to 0"
+            yield Conflict(text, ways)
+        elif not alone and not settings.columns:
             yield Conflict("linear_path has no columns", ways)
-        if "sequence" not in config.chosen_heads:
-            yield Conflict("linear_path needs sequence in heads", ways)
+        head = "token" if settings.forms else "sequence"
+        if head not in config.chosen_heads:
+            yield Conflict(f"linear_path needs {head} in heads", ways)
         if config.n_patches and not settings.filters:
             yield Conflict("linear_path reads texts, and the model reads images", ways)
         if settings.filters and not config.n_patches:
@@ -260,6 +270,7 @@ class LinearPathPart(LogitsPart):
             "given numbers": settings.given,
             "buckets of words that two texts share": settings.compared,
             "patches of images": settings.filters,
+            "buckets of the forms of words": settings.forms,
         }
         listed = " and ".join(f"{size:,} {name}" for name, size in sizes.items() if size)
         return f"logits of a linear model added, on {listed}"
