@@ -150,6 +150,11 @@ def test_sentences_beyond_the_most_words_are_predicted(monkeypatch):
     *_, fitted = fitted_on(sentences, TAGS)
     assert 5 < fitted.rows < 30
     assert (abs(fitted.logits).max(1) > 0).all()
+    chosen = linear_path._chosen_sentences(np.array([len(row) for row, _ in sentences]))
+    other = next(number for number in range(60) if number not in chosen)
+    sentences[other] = (sentences[other][0], ["B-PER"] * len(sentences[other][0]))
+    *_, again = fitted_on(sentences, TAGS)
+    assert again.weight.equal(fitted.weight)
 
 
 def test_training_begins_with_the_path_alone(tmp_path):
