@@ -182,7 +182,7 @@ def fit_forms(config: ModelConfig, words: WordRows, labels: Sequence[Ids]) -> Fi
     """The path of training sentences, on the forms of their words; see `fit_path`. labels: the
     class of each word of each sentence. logits (W, C): of all words.
     """
-    problem = _Problem(config, None, STRENGTH_OF_FORMS)
+    problem = Problem(config, None, STRENGTH_OF_FORMS)
     buckets = path_columns(config).forms
     sizes = np.array([*map(len, labels)])
     chosen = _chosen_sentences(sizes)

@@ -404,7 +404,7 @@ class TagWords(LabelledObjective):
 
     def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
         logits = self.logits(model, batch)
-        sums = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
+        sums: dict[str, Any] = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
         sums |= self.predictions(logits, batch)
         features = batch.inputs.features
         if features is not None:

@@ -193,8 +193,8 @@ class ModelReader:
             inputs = self._batch(rows, chosen)
             if words is not None:
                 numbers = np.array(chosen, np.int64)
-                features = words.features(inputs.shape, numbers, rows.ids.lengths[numbers])
-                return replace(inputs, features=features)
+                of_words = words.features(inputs.shape, numbers, rows.ids.lengths[numbers])
+                return replace(inputs, features=of_words)
             if texts is None or not self._reads_features:
                 return inputs
             columns = [

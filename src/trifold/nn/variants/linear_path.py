@@ -1,4 +1,4 @@
-"""A linear model on counted features whose logits are added to those of a text, an image or a token.
+"""A linear model on counted features, whose logits are added to those of a text, image or token.
 
     logits = head(h) + s · (Σ_k x_k W_k + b)
 
