@@ -1,19 +1,14 @@
 """Weights in blocks times many rows: of prompts, and of batches."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, is_eager_cpu
-from trifold.fast.block_weight import BLOCK, BlockWeight
-from trifold.fast.instruction import BLOCK_QUANTIZE, FEW_ROWS, INSTRUCTION
-from trifold.fast.thread_pool import (
-    divide_into_tasks,
-    execute,
-    is_readable,
-    matmul_fields,
-    set_fields,
-)
+from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
+from trifold.fast.instruction import BLOCK_DEQUANTIZE, FEW_ROWS
+from trifold.fast.thread_pool import Field, execute_one, is_readable, matmul_fields
+
+COLUMNS = 512  # outputs that are decoded at a time: they stay in a cache
 
 
 def supports_block_linear(x: Tensor, weight: BlockWeight) -> bool:
@@ -32,33 +27,39 @@ def supports_block_linear(x: Tensor, weight: BlockWeight) -> bool:
     )
 
 
-def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
-    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N) in fp32, of activations in 8 bits."""
+def block_linear(
+    x: Tensor, weight: BlockWeight, bias: Tensor | None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """x (..., K) bf16 · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default bf16.
+
+    Some outputs at a time are decoded to bf16 and multiplied by a library.
+    """
     outputs, inputs = weight.shape
-    x_float = x.detach().float().contiguous()
-    rows = x_float.numel() // inputs
-    quantized = torch.empty(quantized_bytes(rows, inputs), dtype=torch.int8)
-    out = torch.empty(*x.shape[:-1], outputs)
-    bias = None if bias is None else bias.detach().float().contiguous()
-    fields = matmul_fields(weight)
-    program = np.zeros(2, INSTRUCTION)
-    set_fields(
-        program,
-        0,
-        opcode=BLOCK_QUANTIZE,
-        dtype=fields["dtype"],
-        units=rows,
-        rows=rows,
-        inputs=inputs,
-        x=x_float,
-        out=quantized,
-    )
-    set_fields(program, 1, **fields, waits=1, rows=rows, x=quantized, out=out, bias=bias)
-    divide_into_tasks(program)
-    execute(program)
-    return out
+    rows = x.detach().reshape(-1, inputs)
+    out = torch.empty(len(rows), outputs, dtype=x.dtype)
+    bias = None if bias is None else bias.detach().to(x.dtype)
+    kind = matmul_fields(weight)["dtype"]
+    decoded = torch.empty(inputs, min(COLUMNS, PANEL * len(weight.values)), dtype=torch.bfloat16)
+    sizes: dict[str, Field] = {"opcode": BLOCK_DEQUANTIZE, "dtype": kind, "inputs": inputs}
+    sizes["outputs"] = decoded.shape[1]
+    for first in range(0, outputs, COLUMNS):
+        panels = slice(first // PANEL, (first + COLUMNS) // PANEL)
+        values = weight.values[panels]
+        part: dict[str, Field] = {
+            "units": len(values),
+            "weight": values,
+            "scales": weight.scales[panels],
+        }
+        execute_one(**sizes, **part, out=decoded)
+        end = min(first + COLUMNS, outputs)
+        matrix = decoded[:, : end - first]
+        if bias is None:
+            out[:, first:end] = rows @ matrix
+        else:
+            out[:, first:end] = torch.addmm(bias[first:end], rows, matrix)
+    return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
 
 
 def quantized_bytes(rows: int, inputs: int) -> int:
     """The memory of quantized rows, see `step_blocks`."""
-    return rows * (inputs + 8 * (inputs // BLOCK))
+    return rows * (2 * inputs + 8 * (inputs // BLOCK))

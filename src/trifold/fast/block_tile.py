@@ -1,8 +1,8 @@
 """The inner loop of a matmul with `BlockWeight`: 16 outputs of a few rows of quantized activations.
 
-Codes of weights are unsigned and activations are int8, as the instruction `vpdpbusd` of AVX-512
-multiplies them: it adds the products of four pairs of bytes to each of 16 sums. Without it, a loop
-computes the same.
+Activations are integers of 16 bits, each 256 · upper + lower, two int8 that are multiplied in turn.
+Codes of weights are unsigned, as the instruction `vpdpbusd` of AVX-512 multiplies them: it adds the
+products of four pairs of bytes to each of 16 sums. Without it, a loop computes the same.
 """
 
 from typing import Any
@@ -28,6 +28,7 @@ _LONG = ir.IntType(64)
 _FLOAT = ir.FloatType()
 _WORDS = ir.VectorType(_WORD, PANEL)
 _FLOATS = ir.VectorType(_FLOAT, PANEL)
+_SHORTS = ir.VectorType(ir.IntType(16), PANEL)
 _HALVES = ir.VectorType(ir.HalfType(), PANEL)
 
 
@@ -68,7 +69,7 @@ class _TileCode:
         body = builder.append_basic_block("blocks")
         after = builder.append_basic_block("store")
         rows = range(self.rows)
-        columns = builder.mul(blocks, _long(BLOCK))
+        columns = builder.mul(blocks, _long(2 * BLOCK))
         x_starts = [self.moved(x, columns, row) for row in rows]
         words = builder.mul(blocks, _long(4))
         scale_starts = [self.moved(x_scales, words, row) for row in rows]
@@ -81,7 +82,9 @@ class _TileCode:
         for word in range(self.bits):
             self.prefetch(place, PREFETCH_BYTES + LINE * word)
         terms = [self.moved(each, block, 4) for each in term_starts]
-        sums = self.products(place, [self.moved(each, block, BLOCK) for each in x_starts], terms)
+        sums = self.products(
+            place, [self.moved(each, block, 2 * BLOCK) for each in x_starts], terms
+        )
         factors = [self.moved(each, block, 4) for each in scale_starts]
         scale_place = self.moved(scales, block, 2 * PANEL * (1 + self.has_offsets))
         results = self.scaled(sums, scale_place, factors, terms, totals)
@@ -101,7 +104,9 @@ class _TileCode:
             builder.store(result, builder.inttoptr(target, _FLOATS.as_pointer())).align = 4
 
     def products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
-        """The int32 sums of a block: of codes times activations, and without offsets the term."""
+        """The int32 sums of a block: of codes times activations, and without offsets the term. They
+        are smaller than 2²⁹.
+        """
         packed = [self.load(values, _WORDS, LINE * word) for word in range(self.bits)]
         codes = packed
         if self.bits == 4:
@@ -109,12 +114,18 @@ class _TileCode:
             codes = [self.builder.and_(each, _words(0x0F0F0F0F)) for each in (*packed, *upper)]
         sums = []
         for x, term in zip(x_places, terms, strict=True):
-            total = _words(0) if self.has_offsets else self.splat(self.load(term, _WORD))
+            upper = _words(0)
+            lower = _words(0) if self.has_offsets else self.splat(self.load(term, _WORD))
             for word, code in enumerate(codes):
-                own = self.splat(self.load(x, _WORD, WORD * word))
-                total = self.call("llvm.x86.avx512.vpdpbusd.512", _WORDS, total, code, own)
-            sums.append(total)
+                upper = self.add_products(upper, code, x, WORD * word)
+                lower = self.add_products(lower, code, x, WORD * word + BLOCK)
+            sums.append(self.builder.add(self.builder.shl(upper, _words(8)), lower))
         return sums
+
+    def add_products(self, total: Any, code: Any, x: Any, at: int) -> Any:
+        """total + the products of four codes of each row with four int8, `at` bytes behind x."""
+        own = self.splat(self.load(x, _WORD, at))
+        return self.call("llvm.x86.avx512.vpdpbusd.512", _WORDS, total, code, own)
 
     def scaled(
         self, sums: list[Any], scales: Any, factors: list[Any], terms: list[Any], totals: list[Any]
@@ -182,8 +193,8 @@ def new_tile(rows: int, bits: int, *, has_offsets: bool) -> Any:
     the 16 rows of a panel and of so many rows of activations, quantized by `step_blocks`.
 
     All but the number of blocks are addresses: of the values and scales of the panel, of x (rows,
-    32 · blocks) int8, x_scales and x_terms (rows, blocks), and of the result (rows, 16) fp32, whose
-    rows are `stride` bytes apart.
+    blocks, 2, 32) int8, x_scales and x_terms (rows, blocks), and of the result (rows, 16) fp32,
+    whose rows are `stride` bytes apart.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -205,6 +216,39 @@ def new_tile(rows: int, bits: int, *, has_offsets: bool) -> Any:
         return types.void(*[types.int64] * 8), generate
 
     return tile
+
+
+# --- codes in bf16 --------------------------------------------------------------------------------
+
+
+@intrinsic
+def decode_codes(
+    typing: Any, words: Any, shift: Any, mask: Any, scales: Any, offsets: Any, out: Any
+) -> Any:
+    """One code of each of the 16 words at an address, (word >> shift) & mask, times scales plus
+    offsets (16,) fp32 -> 16 bf16 at the address `out`.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words, shift, mask, scales, offsets, out = arguments
+        code = _TileCode(builder, 1, 8, has_offsets=True)
+        moved = builder.lshr(code.load(words, _WORDS), code.splat(shift))
+        numbers = builder.uitofp(builder.and_(moved, code.splat(mask)), _FLOATS)
+        products = builder.fmul(numbers, code.load(scales, _FLOATS))
+        values = builder.fadd(products, code.load(offsets, _FLOATS))
+        bits = builder.bitcast(values, _WORDS)
+        # To nearest, ties to even. The carry could turn a NaN into zero.
+        last = builder.and_(builder.lshr(bits, _words(16)), _words(1))
+        nearest = builder.add(bits, builder.add(last, _words(0x7FFF)))
+        is_nan = builder.fcmp_unordered("uno", values, values)
+        rounded = builder.select(is_nan, builder.or_(bits, _words(0x400000)), nearest)
+        upper = builder.trunc(builder.lshr(rounded, _words(16)), _SHORTS)
+        builder.store(upper, builder.inttoptr(out, _SHORTS.as_pointer())).align = 2
+        return context.get_dummy_value()
+
+    addresses = types.int64
+    word = types.uint32
+    return types.void(addresses, word, word, addresses, addresses, addresses), generate
 
 
 # --- without the instruction ----------------------------------------------------------------------
@@ -243,7 +287,7 @@ def loop_tile(
     halves = bfloat16_at(scales, blocks * kinds * PANEL)
     for row in range(rows):
         result = float32_at(out + stride * row, PANEL)
-        own = int8_at(x + BLOCK * blocks * row, BLOCK * blocks)
+        own = int8_at(x + 2 * BLOCK * blocks * row, 2 * BLOCK * blocks)
         own_scales = float32_at(x_scales + 4 * blocks * row, blocks)
         terms = int32_at(x_terms + 4 * blocks * row, blocks)
         float_terms = float32_at(x_terms + 4 * blocks * row, blocks)
@@ -258,9 +302,9 @@ def loop_tile(
                     mask = 15 if bits == 4 else 255
                     for byte in range(WORD):
                         code = (np.int32(codes[place + byte]) >> shift) & mask
-                        products += np.int32(code) * np.int32(
-                            own[BLOCK * block + WORD * word + byte]
-                        )
+                        at = 2 * BLOCK * block + WORD * word + byte
+                        number = 256 * np.int32(own[at]) + np.int32(own[at + BLOCK])
+                        products += np.int32(code) * number
                 at = block * kinds * PANEL + lane
                 total += F(products) * half_to_float(halves[at]) * own_scales[block]
                 if has_offsets:

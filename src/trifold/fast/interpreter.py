@@ -16,6 +16,7 @@ from numba import carray, cfunc, types
 
 from trifold.fast.instruction import (
     ATTENTION,
+    BLOCK_DEQUANTIZE,
     BLOCK_MATMUL,
     BLOCK_QUANTIZE,
     DEQUANTIZE,
@@ -40,6 +41,7 @@ from trifold.fast.step_attention import attention
 from trifold.fast.step_blocks import (
     block_matmul,
     block_weight_address,
+    dequantize_panel,
     quantize_blocks,
     quantized_rows,
     release_rows,
@@ -103,6 +105,8 @@ def _run_units(op: Any, units: range) -> None:
             finish_row(op, row)
         elif op.opcode == BLOCK_QUANTIZE:
             quantize_blocks(op, row, op.out)
+        elif op.opcode == BLOCK_DEQUANTIZE:
+            dequantize_panel(op, row)
         else:
             round_row(op, row)
 

@@ -4,8 +4,8 @@ with the same names.
 embedding          quantized weights
 linear             few rows: instructions of the interpreter, because PyTorch reads the weight at
                    half the memory bandwidth or less; many bf16 rows and an int8 weight: int8
-                   matmul, twice as fast as bf16; a weight in blocks: instructions, as for few
-                   rows; many fp32 rows: the library of `matmul`; many bf16 rows: `bfloat16_linear`
+                   matmul, twice as fast as bf16; a weight in blocks: bf16, in parts; many fp32
+                   rows: the library of `matmul`; many bf16 rows: `bfloat16_linear`
 linears            one matmul with the stacked weights
 activation_linear  saves the input of the activation instead of its output
 the others         one compiled loop each, in training on a CPU in bf16 and fp32
@@ -89,7 +89,7 @@ def linear(
             return trained_linear(x, weight, bias).to(dtype or x.dtype)
         return float_linear(x, weight, bias).to(dtype or x.dtype)
     if isinstance(weight, BlockWeight) and supports_block_linear(x, weight):
-        return block_linear(x, weight, bias).to(dtype or x.dtype)
+        return block_linear(x, weight, bias, dtype)
     has_type = (dtype or x.dtype) in DTYPES
     if isinstance(weight, Int8Weight) and has_type and supports_int8_linear(x, weight):
         return int8_linear(x, weight, bias, dtype)

@@ -1,9 +1,12 @@
 """Matmuls with weights in blocks (`BlockWeight`), of a decoding step and of many rows.
 
-Activations are quantized to int8 with a scale for each 32 of a row, as llama.cpp does. A few rows
-are quantized by each thread that multiplies them, many by an instruction before the matmul.
-Quantized rows (R, K) are, one after the other: R · K int8, their scales (R, K / 32) fp32, and their
-terms (R, K / 32) of 4 bytes.
+Activations are quantized to 16 bits with a scale for each 32 of a row. llama.cpp takes 8 bits, an
+error larger than that of 8 bits of weights. A step for one row waits for the memory anyway. A few
+rows are quantized by each thread that multiplies them, many by an instruction before the matmul.
+Quantized rows (R, K) are, one after the other: (R, K / 32, 2, 32) int8, the upper and the lower
+bytes, their scales (R, K / 32) fp32, and their terms (R, K / 32) of 4 bytes.
+
+A library multiplies the rows of a prompt, in bf16 and in parts of the outputs: `dequantize_panel`.
 """
 
 from typing import Any
@@ -11,20 +14,42 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import HAS_VNNI, LINE, TILE_ROWS, loop_tile, new_tile
-from trifold.fast.block_weight import BLOCK, PANEL
+from trifold.fast.block_tile import (
+    HAS_VNNI,
+    LINE,
+    TILE_ROWS,
+    decode_codes,
+    half_to_float,
+    loop_tile,
+    new_tile,
+)
+from trifold.fast.block_weight import BLOCK, PANEL, WORD
 from trifold.fast.intrinsics import (
     allocate,
+    bfloat16_at,
     float32_at,
     float32_matrix_at,
     int8_at,
     int32_at,
     release,
 )
-from trifold.fast.loops import F, quantize, subroutine
+from trifold.fast.loops import (
+    F,
+    inline,
+    inverse_scale,
+    magnitude,
+    scale_of,
+    subroutine,
+)
 from trifold.fast.step_linear import finish
 
 outputs_per_block_task = subroutine(ins.outputs_per_block_task)
+
+
+@inline
+def to_int(x: Any) -> Any:
+    """The nearest integer of a number below 2²²: adding 1.5 · 2²³ moves it to the last bits."""
+    return np.int32(np.float32(x + F(12582912)).view(np.int32) - np.int32(0x4B400000))
 
 
 # --- activations ----------------------------------------------------------------------------------
@@ -34,23 +59,33 @@ outputs_per_block_task = subroutine(ins.outputs_per_block_task)
 def quantize_blocks(op: Any, row: int, memory: int) -> None:
     """A row of x (R, K) fp32 -> its place in the memory of quantized rows.
 
-    The term of a block is that of the sum of its int8: -zero · sum, which is added to products
+    The term of a block is that of the sum of its integers: -zero · sum, which is added to products
     with codes, or where weights have offsets scale · sum, which is multiplied with them.
     """
     inputs = op.inputs
     blocks = inputs // BLOCK
     zero = np.int32(ins.ZERO_CODES[op.dtype])
-    scales = float32_at(memory + op.rows * inputs + 4 * row * blocks, blocks)
-    first_term = memory + op.rows * (inputs + 4 * blocks) + 4 * row * blocks
+    scales = float32_at(memory + 2 * op.rows * inputs + 4 * row * blocks, blocks)
+    first_term = memory + op.rows * (2 * inputs + 4 * blocks) + 4 * row * blocks
     terms = int32_at(first_term, blocks)
     float_terms = float32_at(first_term, blocks)
     for block in range(blocks):
         start = row * inputs + block * BLOCK
-        out = int8_at(memory + start, BLOCK)
-        scale = quantize(float32_at(op.x + 4 * start, BLOCK), out)
+        x = float32_at(op.x + 4 * start, BLOCK)
+        upper = int8_at(memory + 2 * start, BLOCK)
+        lower = int8_at(memory + 2 * start + BLOCK, BLOCK)
+        largest = magnitude(F(0))
+        for j in range(BLOCK):
+            largest = max(largest, magnitude(x[j]))
+        scale = scale_of(largest) / F(256)
+        factor = inverse_scale(scale)
         total = np.int32(0)
         for j in range(BLOCK):
-            total += np.int32(out[j])
+            number = to_int(x[j] * factor)
+            high = np.int32((number + np.int32(128)) >> np.int32(8))
+            upper[j] = np.int8(high)
+            lower[j] = np.int8(number - np.int32(256) * high)
+            total += number
         scales[block] = scale
         if zero == 0:
             float_terms[block] = scale * F(total)
@@ -63,7 +98,7 @@ def quantized_rows(op: Any) -> Any:
     """The address of the quantized rows of x: many are already there."""
     if op.rows > ins.FEW_ROWS:
         return op.x
-    memory = allocate(op.rows * (op.inputs + 8 * (op.inputs // BLOCK)))
+    memory = allocate(op.rows * (2 * op.inputs + 8 * (op.inputs // BLOCK)))
     for row in range(op.rows):
         quantize_blocks(op, row, memory)
     return memory
@@ -148,8 +183,8 @@ def _multiply_panel(
         while count > rows - done:
             count //= 2
         row = first + done
-        x = memory + row * op.inputs
-        x_scales = memory + op.rows * op.inputs + 4 * row * blocks
+        x = memory + 2 * row * op.inputs
+        x_scales = memory + 2 * op.rows * op.inputs + 4 * row * blocks
         x_terms = x_scales + 4 * op.rows * blocks
         target = out + done * stride
         if op.dtype == ins.BLOCK8:
@@ -188,4 +223,37 @@ def block_matmul(op: Any, task: int, memory: int) -> None:
             _multiply_panel(op, first // PANEL + panel, start, rows, memory, place, 4 * width)
         for r in range(rows):
             finish(result[r, : last - first], op, first, out[start + r, first:last])
+    release(scratch)
+
+
+# --- rows of a prompt -----------------------------------------------------------------------------
+
+
+@subroutine
+def dequantize_panel(op: Any, panel: int) -> None:
+    """The 16 rows of a panel of the weight -> 16 columns of out (K, outputs) bf16."""
+    blocks = op.inputs // BLOCK
+    bits = ins.BLOCK_BITS[op.dtype]
+    zero = F(ins.ZERO_CODES[op.dtype])
+    kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
+    scratch = allocate(8 * PANEL)
+    scales = float32_at(scratch, PANEL)
+    offsets = float32_at(scratch + 4 * PANEL, PANEL)
+    for block in range(blocks):
+        number = panel * blocks + block
+        halves = bfloat16_at(op.scales + 2 * PANEL * kinds * number, kinds * PANEL)
+        for lane in range(PANEL):
+            scales[lane] = half_to_float(halves[lane])
+            offsets[lane] = -zero * scales[lane]
+            if kinds == 2:
+                offsets[lane] = half_to_float(halves[PANEL + lane])
+        for word in range(BLOCK // WORD):
+            codes = op.weight + LINE * (bits * number + word % bits)
+            shift = 4 if word >= bits else 0
+            mask = np.uint32(15 if bits == 4 else 255)
+            for byte in range(WORD):
+                column = BLOCK * block + WORD * word + byte
+                place = op.out + 2 * (column * op.outputs + PANEL * panel)
+                moved = np.uint32(shift + 8 * byte)
+                decode_codes(codes, moved, mask, scratch, scratch + 4 * PANEL, place)
     release(scratch)
