@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import os
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import pytest
@@ -85,9 +85,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     leave them out later takes seconds in each worker.
     """
     if metafunc.config.option.markexpr == "not slow":
-        not_slow = [
-            call for call in metafunc._calls if not any(mark.name == "slow" for mark in call.marks)
-        ]
+        not_slow = [call for call in metafunc._calls if not _is_slow(call, metafunc.fixturenames)]
         if len(not_slow) > 1:
             mark = metafunc.definition.get_closest_marker("quick_cases")
             metafunc._calls = _sample(not_slow, mark)
@@ -100,9 +98,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     yet, also the tests of compiled code.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
-    has_compiled = _has_compiled()
     for item in items:
-        if not has_compiled and _needs_compiled_code(item):
+        call = getattr(item, "callspec", None)
+        if _is_slow(call, item.fixturenames):  # type: ignore[attr-defined]
             item.add_marker(pytest.mark.slow)
         if not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
@@ -120,6 +118,17 @@ def _sample(cases: list[Case], mark: pytest.Mark | None) -> list[Case]:
     return [cases[int(number * step)] for number in range(min(len(cases), count))]
 
 
+def _is_slow(call: Any, fixtures: Sequence[str]) -> bool:
+    """Whether a case is marked as slow, or needs compiled code that is not there: those of fast/, and
+    the laws with the fast operations. call: the `callspec` of a case with parameters, or None.
+    """
+    if call is not None and any(mark.name == "slow" for mark in call.marks):
+        return True
+    is_fast = call is not None and call.params.get("operations") == "fast"
+    return (is_fast or "interpreter" in fixtures) and not _has_compiled()
+
+
+@cache
 def _has_compiled() -> bool:
     """Whether machine code of any version of the interpreter is on disk, or none can be compiled.
 
@@ -132,9 +141,3 @@ def _has_compiled() -> bool:
     return compiled is None or any(
         path for folder in compiled._folders() for path in folder.glob("interpreter-*.o")
     )
-
-
-def _needs_compiled_code(item: pytest.Item) -> bool:
-    """Whether a test executes compiled code: those of fast/, and the laws with the fast operations."""
-    values = item.callspec.params if hasattr(item, "callspec") else {}
-    return "interpreter" in item.fixturenames or values.get("operations") == "fast"  # type: ignore[attr-defined]

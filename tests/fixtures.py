@@ -5,12 +5,14 @@ A plugin that tests/conftest.py registers in each process that runs tests.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import lru_cache
 from inspect import unwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +54,18 @@ def _cheap_seeds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not torch.cuda.is_available():
             patch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _modules_stay_frozen() -> Iterator[None]:
+    """Commands that compute in threads end with `gc.unfreeze`, after which a collection visits all
+    modules and collected tests, which takes a second. The test of this calls the real function.
+    """
+    from trifold.cli import overlap
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "gc", SimpleNamespace(freeze=gc.freeze, unfreeze=lambda: None))
         yield
 
 

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from trifold.cli import overlap
 from trifold.cli.overlap import WAITING, compute_ahead
 from trifold.cli.terminal import is_regular_file
 
@@ -102,7 +103,8 @@ def test_threads_end_when_the_results_are_left():
     assert not [each for each in threading.enumerate() if each.name.startswith("worker")]
 
 
-def test_parts_wait_for_the_workers_and_old_objects_are_not_collected():
+def test_parts_wait_for_the_workers_and_old_objects_are_not_collected(monkeypatch):
+    monkeypatch.setattr(overlap, "gc", gc)
     read = []
 
     def numbers():
@@ -116,6 +118,7 @@ def test_parts_wait_for_the_workers_and_old_objects_are_not_collected():
     assert gc.get_freeze_count() > 1000
     results.close()
     assert gc.get_freeze_count() == 0
+    gc.freeze()  # for later tests
 
 
 @pytest.mark.slow
