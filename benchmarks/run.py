@@ -19,6 +19,7 @@ PEERS = HERE / "peers.txt"
 BENCHMARKS = {
     "train": HERE / "train_translation" / "run.py",
     "generate": HERE / "generate" / "run.py",
+    "decode": HERE / "decode" / "run.py",
     "encode": HERE / "encode" / "run.py",
     "decoder": HERE / "train_decoder" / "run.py",
     "defaults": HERE / "defaults" / "run.py",

@@ -14,7 +14,7 @@ from trifold.errors import CheckpointError, UsageError
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
-from trifold.hub import load_model, save_model
+from trifold.hub import fill, load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.layers import Linear
@@ -42,6 +42,15 @@ def test_all_parameters_are_aligned_and_equal_the_file(folder: Path, dtype: torc
         assert name == other and got.dtype is dtype
         assert torch.equal(got, exact.to(dtype))
         assert got.data_ptr() % 64 == 0 and got.is_contiguous()
+
+
+def test_all_parameters_are_advised_to_huge_pages(folder: Path, monkeypatch: Any) -> None:
+    advised: set[int] = set()
+    monkeypatch.setattr(
+        fill, "advise_huge_pages", lambda tensors: advised.update(t.data_ptr() for t in tensors)
+    )
+    model, _ = load_model(folder)
+    assert advised == {parameter.data_ptr() for parameter in model.parameters()}
 
 
 @pytest.mark.parametrize("inference", [False, True])

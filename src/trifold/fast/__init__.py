@@ -11,10 +11,10 @@ is in `attention_loops`; and `cross_entropy`;
 `int8_training`; and `sparse`, which needs no compiled code.
 Decoding steps: `instruction`, the format; `compiled_decoder`, which translates a stack, with
 `beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
-`thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` and
-`step_attention`, whose code `machine_code` keeps on disk and `object_code` loads. Both read the
+`thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` with `dot_products`,
+and `step_attention`, whose code `machine_code` keeps on disk and `object_code` loads. Both read the
 weights of `int8`. `block_weight` holds weights as GGUF files do; `quantized_weight` is the base of
-both kinds.
+both kinds. The memory of weights has `huge_pages`.
 Reading many texts: `encoder_layers`, with the code of `block_loops` and `lanes`; `one_state`, for
 heads that read one state of each text; and `int8_linear`, with the weights of `smoothing`.
 """

@@ -14,6 +14,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from numba import carray, cfunc, types
 
+from trifold.fast.dot_products import TILE
 from trifold.fast.instruction import (
     ATTENTION,
     BLOCK_DEQUANTIZE,
@@ -29,10 +30,12 @@ from trifold.fast.instruction import (
     QUANTIZE,
 )
 from trifold.fast.intrinsics import (
+    allocate,
     atomic_add,
     atomic_load,
     bfloat16_at,
     float32_at,
+    release,
     to_pointer,
     yield_cpu,
 )
@@ -49,8 +52,10 @@ from trifold.fast.step_blocks import (
 from trifold.fast.step_linear import (
     dequantize_row,
     finish_row,
+    is_tiled,
     matmul,
     norm,
+    pack,
     prefetch,
     quantize_row,
     round_row,
@@ -112,6 +117,18 @@ def _run_units(op: Any, units: range) -> None:
 
 
 @inline
+def _packed_bytes(program: Array) -> int:
+    """The size of the packed rows of the widest tiled matmul."""
+    size = 1
+    for number in range(program.shape[0]):
+        op = program[number]
+        if is_tiled(op):
+            rows = (op.rows + TILE - 1) // TILE * TILE
+            size = max(size, 2 * rows * op.inputs)
+    return size
+
+
+@inline
 def _execute(
     program: Array, taken: Array, done: Array, stalls: Array, thread: int, threads: int
 ) -> None:
@@ -125,6 +142,8 @@ def _execute(
     """
     count = program.shape[0]
     complete = 0
+    packed = allocate(_packed_bytes(program))
+    packed_x = 0
     for number in range(count):
         op = program[number]
         finished = 0
@@ -149,9 +168,13 @@ def _execute(
                 while complete < number:
                     start = _wait(done, complete, program[complete], start, end, stalls)
                     complete += 1
+                packed_x = 0
+            if task < last and is_tiled(op) and op.x != packed_x:
+                pack(op, packed)
+                packed_x = op.x
             while task < last:
                 if op.opcode == MATMUL:
-                    matmul(op, task)
+                    matmul(op, task, packed)
                 elif op.opcode == BLOCK_MATMUL:
                     if quantized == 0:
                         quantized = quantized_rows(op)
@@ -172,6 +195,7 @@ def _execute(
     while complete < count:
         _wait(done, complete, program[complete], 0, 0, stalls)
         complete += 1
+    release(packed)
 
 
 @inline

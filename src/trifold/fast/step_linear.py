@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
+from trifold.fast.dot_products import HAS_PAIRS, PAIRS, STEP, TILE, dot_rows, dot_tile
 from trifold.fast.instruction import FLOAT32, PREFETCH_BYTES
 from trifold.fast.intrinsics import (
     allocate,
@@ -201,6 +202,75 @@ def _multiply(weight: Array, address: int, x: Array, result: Array) -> None:
 
 
 @subroutine
+def pack(op: Any, packed: int) -> None:
+    """x (R, K) of a matmul -> rounded to bf16, at the address `packed`: of each group of TILE rows
+    PAIRS elements of each row, then the next ones; rows that lack are 0.
+    """
+    inputs = op.inputs
+    rows = op.rows
+    x = float32_matrix_at(op.x, rows, inputs)
+    groups = (rows + TILE - 1) // TILE
+    out = bfloat16_at(packed, groups * TILE * inputs)
+    for group in range(groups):
+        for r in range(TILE):
+            row = group * TILE + r
+            for start in range(0, inputs, PAIRS):
+                first = (group * inputs + start) * TILE + r * PAIRS
+                part = out[first : first + PAIRS]
+                if row < rows:
+                    store(x[row, start : start + PAIRS], part)
+                else:
+                    part[:] = 0
+
+
+@subroutine
+def is_tiled(op: Any) -> bool:
+    """Whether a matmul reads packed rows (`pack`)."""
+    is_wide = op.inputs % PAIRS == 0
+    return HAS_PAIRS and is_wide and op.rows > 1 and op.dtype == ins.BFLOAT16
+
+
+@subroutine
+def _multiply_bfloat16(op: Any, start: int, x: Array, packed: int, result: Array) -> None:
+    """The bf16 weights (n, K) at an address times the rows of x (R, K), which are also at the
+    address `packed` if the matmul is tiled -> result (R, n).
+    """
+    inputs = op.inputs
+    rows, count = result.shape
+    row_bytes = 2 * inputs
+    done = 0
+    if is_tiled(op):
+        done = count // TILE * TILE
+        groups = (rows + TILE - 1) // TILE
+        memory = allocate(4 * groups * TILE * TILE)
+        tile = float32_matrix_at(memory, groups * TILE, TILE)
+        for n in range(0, done, TILE):
+            for group in range(groups):
+                group_start = packed + 2 * group * TILE * inputs
+                tile_start = memory + 4 * group * TILE * TILE
+                weights = start + n * row_bytes
+                dot_tile(weights, row_bytes, group_start, inputs, tile_start, 4 * TILE)
+            for r in range(rows):
+                for j in range(TILE):
+                    result[r, n + j] = tile[r, j]
+        release(memory)
+    elif inputs % STEP == 0 and rows < TILE:
+        done = count // TILE * TILE
+        memory = allocate(4 * TILE)
+        dots = float32_at(memory, TILE)
+        for r in range(rows):
+            for n in range(0, done, TILE):
+                weights = start + n * row_bytes
+                dot_rows(weights, row_bytes, op.x + 4 * r * inputs, inputs, memory)
+                for j in range(TILE):
+                    result[r, n + j] = dots[j]
+        release(memory)
+    if done < count:
+        rest = bfloat16_matrix_at(start + done * row_bytes, count - done, inputs)
+        _multiply(rest, start + done * row_bytes, x, result[:, done:])
+
+
+@subroutine
 def weight_address(op: Any, task: int) -> Any:
     """The address of the weights of a task."""
     return (
@@ -210,9 +280,9 @@ def weight_address(op: Any, task: int) -> Any:
 
 
 @subroutine
-def matmul(op: Any, task: int) -> None:
+def matmul(op: Any, task: int, packed: int) -> None:
     """Some outputs of x Wᵀ + b for all rows. The caller has prefetched the first PREFETCH_BYTES of
-    the weights.
+    the weights, and stored what `pack` does at the address `packed` if the matmul is tiled.
     """
     inputs = op.inputs
     outputs = op.outputs
@@ -229,7 +299,7 @@ def matmul(op: Any, task: int) -> None:
     if op.dtype == FLOAT32:
         _multiply(float32_matrix_at(start, count, inputs), start, x, result)
     elif op.dtype == ins.BFLOAT16:
-        _multiply(bfloat16_matrix_at(start, count, inputs), start, x, result)
+        _multiply_bfloat16(op, start, x, packed, result)
     else:
         _multiply(int8_matrix_at(start, count, inputs), start, x, result)
         scales = float32_at(op.scales, outputs)[first:last]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trifold.errors import CheckpointError
 from trifold.fast.block_weight import BLOCK, BlockWeight
+from trifold.fast.huge_pages import advise_huge_pages
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.smoothing import is_smoothed, layers_of_states, smooth
@@ -72,6 +73,7 @@ def fill_model(
         for name, parameter in parameters.items()
         if parameter not in matrices
     }
+    advise_huge_pages(memory.values())
     with _copying(device, sum(target.numel() for target in memory.values())) as copy:
         for name, tensor in tensors:
             parameter = parameters.pop(name)
