@@ -1,9 +1,9 @@
 """Dot products of rows of bf16 weights with activations, for the matmul of a decoding step.
 
-Both functions read 4 rows of weights at once, so that activations are loaded a fourth as often, and
-prefetch them in the order of memory. Memory limits the product with one row of activations, which
-stay in fp32. Arithmetic limits that with several rows: 4 by 4 sums stay in registers, and one
-instruction multiplies 32 pairs (`vdpbf16ps`, AVX-512 BF16) and adds them to 16 sums.
+Memory limits the product with one row of activations, which stay in fp32: `dot_product` reads the
+weights in order; `dot_rows` reads 4 wide rows at once, so that activations are loaded a fourth as
+often. Arithmetic limits the product with several rows: in `dot_tile` 4 by 4 sums stay in registers,
+and one instruction multiplies 32 pairs (`vdpbf16ps`, AVX-512 BF16) and adds them to 16 sums.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,10 @@ LANES = 16
 TILE = 4  # rows of weights, and of activations
 STEP = 64  # elements of a row that one pass of the loop of `dot_rows` reads
 PAIRS = 32  # elements of a row that are multiplied by one instruction
+WIDE = 4096  # elements of a row beyond which fp32 activations leave no space in the first cache
 LINE_BYTES = 64
+PAGE_BYTES = 4096
+PAGE_LINES = 16  # lines of the next page that are prefetched when a page begins
 # Distances between what is prefetched and what is read.
 DOT_PREFETCH_BYTES = 16384
 TILE_PREFETCH_BYTES = 8192
@@ -125,6 +128,54 @@ def _part(builder: Any, x: Any, first: int) -> Any:
     return builder.shuffle_vector(x, x, lanes)
 
 
+def _prefetch_next_page(builder: Any, address: Any) -> None:
+    """Prefetch the beginning of the next page if a page begins in the 2 lines at the address.
+
+    Processors prefetch by themselves what is read in order, but not beyond the page.
+    """
+    offset = builder.and_(address, ir.Constant(_INT64, PAGE_BYTES - 1))
+    is_first = builder.icmp_unsigned("<", offset, ir.Constant(_INT64, 2 * LINE_BYTES))
+    with builder.if_then(is_first, likely=False):
+        for line in range(PAGE_LINES):
+            _prefetch(builder, _plus(builder, address, PAGE_BYTES + line * LINE_BYTES))
+
+
+def _add_product(builder: Any, address: Any, numbers: Any, total: Any) -> Any:
+    """total + LANES weights at an address · numbers."""
+    words = builder.shl(builder.zext(_load(builder, address, _HALVES), _WORDS), _SIXTEEN)
+    factors = builder.bitcast(words, _FLOATS), numbers
+    return _call(builder, "llvm.fmuladd.v16f32", _FLOATS, *factors, total)
+
+
+@intrinsic
+def dot_product(typing: Any, weights: Any, x: Any, count: Any) -> Any:
+    """The dot product of `count` weights in bf16 with as many fp32 at the address x. count: a
+    multiple of STEP.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        start, x_start, limit = values
+
+        def body(index: Any, sums: Sequence[Any]) -> list[Any]:
+            address = builder.add(start, builder.shl(index, ir.Constant(_INT64, 1)))
+            x_address = builder.add(x_start, builder.shl(index, ir.Constant(_INT64, 2)))
+            _prefetch_next_page(builder, address)
+            results = []
+            for part, total in enumerate(sums):
+                numbers = _load(builder, _plus(builder, x_address, 4 * LANES * part), _FLOATS)
+                place = _plus(builder, address, 2 * LANES * part)
+                results.append(_add_product(builder, place, numbers, total))
+            return results
+
+        a, b, c, d = _loop(builder, limit, STEP, STEP // LANES, body)
+        total = builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
+        for _ in range(4):
+            total = _sums_of_pairs(builder, total, total)
+        return builder.extract_element(total, ir.Constant(_INT32, 0))
+
+    return types.float32(types.int64, types.int64, types.int64), generate
+
+
 @intrinsic
 def dot_rows(typing: Any, weights: Any, stride: Any, x: Any, count: Any, out: Any) -> Any:
     """4 rows of bf16 weights, `stride` bytes apart, times fp32 activations x -> out: 4 fp32.
@@ -151,11 +202,9 @@ def dot_rows(typing: Any, weights: Any, stride: Any, x: Any, count: Any, out: An
             for row in range(TILE):
                 address = builder.add(starts[row], offset)
                 for part in parts:
-                    halves = _load(builder, _plus(builder, address, 2 * LANES * part), _HALVES)
-                    words = builder.shl(builder.zext(halves, _WORDS), _SIXTEEN)
+                    place = _plus(builder, address, 2 * LANES * part)
                     total = sums[row * len(parts) + part]
-                    factors = builder.bitcast(words, _FLOATS), numbers[part]
-                    results.append(_call(builder, "llvm.fmuladd.v16f32", _FLOATS, *factors, total))
+                    results.append(_add_product(builder, place, numbers[part], total))
             return results
 
         sums = _loop(builder, limit, STEP, TILE * len(parts), body)

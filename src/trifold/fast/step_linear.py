@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.dot_products import HAS_PAIRS, PAIRS, STEP, TILE, dot_rows, dot_tile
+from trifold.fast.dot_products import (
+    HAS_PAIRS,
+    PAIRS,
+    STEP,
+    TILE,
+    WIDE,
+    dot_product,
+    dot_rows,
+    dot_tile,
+)
 from trifold.fast.instruction import FLOAT32, PREFETCH_BYTES
 from trifold.fast.intrinsics import (
     allocate,
@@ -226,8 +235,8 @@ def pack(op: Any, packed: int) -> None:
 @subroutine
 def is_tiled(op: Any) -> bool:
     """Whether a matmul reads packed rows (`pack`)."""
-    is_wide = op.inputs % PAIRS == 0
-    return HAS_PAIRS and is_wide and op.rows > 1 and op.dtype == ins.BFLOAT16
+    is_bfloat16 = op.opcode == ins.MATMUL and op.dtype == ins.BFLOAT16
+    return HAS_PAIRS and is_bfloat16 and op.rows > 1 and op.inputs % PAIRS == 0
 
 
 @subroutine
@@ -254,6 +263,12 @@ def _multiply_bfloat16(op: Any, start: int, x: Array, packed: int, result: Array
                 for j in range(TILE):
                     result[r, n + j] = tile[r, j]
         release(memory)
+    elif inputs % STEP == 0 and rows < TILE and inputs <= WIDE:
+        done = count
+        for r in range(rows):
+            row = op.x + 4 * r * inputs
+            for n in range(count):
+                result[r, n] = dot_product(start + n * row_bytes, row, inputs)
     elif inputs % STEP == 0 and rows < TILE:
         done = count // TILE * TILE
         memory = allocate(4 * TILE)
