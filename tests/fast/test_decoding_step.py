@@ -12,6 +12,7 @@ from tests.models import randomize
 from torch import Tensor, nn
 
 from trifold.fast import decoding_step as step, instruction, layers, thread_pool
+from trifold.fast.block_weight import BlockWeight
 from trifold.fast.int8 import Int8Weight
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer, capture
@@ -264,6 +265,36 @@ def test_int8_weights_equal_their_dequantized_weights(
     monkeypatch.setattr(layers, "MIN_WEIGHTS", 0)
     with torch.no_grad():
         assert_close(model.lm_head(got[:, -1]), rounded.lm_head(expected[:, -1]), 1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 12])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RMS, rotary, gated SiLU, shared keys",
+        "parallel with two norms, GELU, ALiBi",
+        "encoder-decoder, post",
+    ],
+)
+def test_weights_in_blocks_equal_their_dequantized_weights(
+    make_model: Make, name: str, rows: int
+) -> None:
+    """Of both numbers of bits, beside matrices that stay as they are."""
+    model = make_model(**CONFIGS[name], d_model=32, d_ff=64)
+    rounded = copy.deepcopy(model)
+    layers_of = [(n, m) for n, m in model.named_modules() if isinstance(m, Linear)]
+    with torch.no_grad():
+        for number, (name_of_layer, layer) in enumerate(layers_of):
+            if number % 5 == 4:
+                continue
+            weight = BlockWeight.quantize(layer.weight.detach(), 8 if number % 2 else 4)
+            rounded.get_submodule(name_of_layer).weight.copy_(weight.dequantize())
+            del layer.weight
+            layer.weight = weight  # type: ignore[assignment]
+    got, cache = decode_steps(model, rows)
+    expected, _ = decode_steps(rounded, rows, plain=True)
+    assert is_compiled(cache)
+    assert_close(got, expected, 1e-3)
 
 
 @all_configs

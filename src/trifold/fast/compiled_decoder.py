@@ -189,10 +189,11 @@ class CompiledDecoder:
     ) -> None:
         """Multiply by the library, and finish its result.
 
-        A matmul that does not wait runs together with the one before it.
+        A matmul that does not wait runs together with the one before it, if that is of the library.
         """
+        follows = bool(self.matmuls) and self.matmuls[-1][-1].finish == len(self.fields) - 1
         x, scales = self._convert(x, weight)
-        if fields["waits"]:
+        if fields["waits"] or not follows:
             self.matmuls.append([])
         outputs = weight.shape[0]
         fields |= {"outputs": outputs}
