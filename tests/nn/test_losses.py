@@ -128,6 +128,15 @@ def test_score_targets_equals_the_scores_of_full_logits(
     assert int(scores.correct) == int((logits.argmax(-1) == targets[has_target]).sum())
 
 
+def test_score_targets_caps_the_logits() -> None:
+    hidden, weight = 4 * torch.randn(9, 5), torch.randn(7, 5)
+    targets = torch.randint(7, (9,))
+    logits = 3 * torch.tanh(hidden @ weight.T / 3)
+    scores = score_targets(hidden, weight, None, targets, soft_cap=3.0)
+    expected = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    torch.testing.assert_close(scores.nll, expected)
+
+
 def test_a_float64_loss_is_exact() -> None:
     hidden, weight = (
         torch.randn(rows, 5, dtype=torch.float64, requires_grad=True) for rows in (7, 11)

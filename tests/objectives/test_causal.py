@@ -308,6 +308,17 @@ def test_scores_follow_their_definitions(tokenizer, model, begin):
         assert scores["accuracy"] == pytest.approx(100 * float(hits.float().mean()), rel=1e-5)
 
 
+def test_scores_are_those_of_capped_logits(tokenizer, model):
+    capped = random_model(model.config.model_copy(update={"logit_soft_cap": 0.5}))
+    objective = make_objective(tokenizer)
+    rows = objective.encode(TEXTS)
+    examples = objective.examples(rows)
+    with torch.no_grad():
+        losses, _ = by_hand(capped, examples, range(len(examples.chunks.sizes)))
+    found = objective.evaluate(capped, rows, examples, eval_context())
+    assert found.loss == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
 # --- samples --------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from trifold.nn.config import CoreConfig
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.inputs import Inputs
 from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear, Residual, scaled
+from trifold.nn.losses import soft_capped
 from trifold.nn.norms import new_norm
 from trifold.nn.parts import LogitsPart, part_of
 from trifold.nn.precision import wide_dtype, widened
@@ -60,9 +61,7 @@ class LanguageModelHead(nn.Module):
         """hidden (…, E) -> logits (…, V) in float32, or in float64 if the model has it."""
         features = self.features(hidden)
         logits = ops.linear(features, self.weight, self.bias, wide_dtype(features))
-        if self.soft_cap is None:
-            return logits
-        return self.soft_cap * torch.tanh(logits / self.soft_cap)
+        return soft_capped(logits, self.soft_cap)
 
 
 class Pooler(nn.Module):

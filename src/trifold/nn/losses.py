@@ -49,10 +49,14 @@ class TargetScores(NamedTuple):
 
 @torch.no_grad()
 def score_targets(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    soft_cap: float | None = None,
 ) -> TargetScores:
     """Evaluate the targets, one chunk of logits at a time. Arguments as for
-    `linear_cross_entropy`.
+    `linear_cross_entropy`; soft_cap: see `soft_capped`.
     """
     has_target = targets >= 0
     device = hidden.device
@@ -61,7 +65,16 @@ def score_targets(
     for rows, labels in zip(
         hidden[has_target].split(CHUNK), targets[has_target].split(CHUNK), strict=True
     ):
-        logits = widened(F.linear(rows, weight, bias))
+        logits = soft_capped(widened(F.linear(rows, weight, bias)), soft_cap)
         nll = nll + F.cross_entropy(logits, labels, reduction="sum")
         correct = correct + (logits.argmax(-1) == labels).sum()
     return TargetScores(nll, correct)
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """cap · tanh(logits / cap), which stays within ±cap (Gemma 2, 2024, section 2); the logits
+    without a cap.
+    """
+    if cap is None:
+        return logits
+    return cap * torch.tanh(logits / cap)

@@ -118,5 +118,5 @@ def measure_tokens(model: Transformer, states: Tensor, batch: Batch) -> dict[str
     head = model.lm_head
     labels = batch.labels.flatten()
     assert head is not None
-    sums = score_targets(head.features(states), head.weight, head.bias, labels)
+    sums = score_targets(head.features(states), head.weight, head.bias, labels, head.soft_cap)
     return {"nll": float(sums.nll), "correct": int(sums.correct), "tokens": batch.tokens}
