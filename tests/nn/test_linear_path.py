@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,8 @@ from trifold.hub.convert import convert
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.inputs import RowFeatures
 from trifold.nn.packing import Packing
+from trifold.nn.variants import LinearPath
+from trifold.objectives import plans
 from trifold.predict.text_features import text_features
 
 SIZES = {
@@ -22,6 +27,8 @@ SIZES = {
     "d_ff": 24, "dropout": 0.0, "n_labels": 3, "heads": ("pooler", "sequence"), "classifier_input": "pooler",
 }  # fmt: skip
 PATH = {"words": 40, "characters": 60}
+WORDS = {"heads": ("token",), "classifier_input": "first"}
+IMAGES = {"image_size": (4, 4), "patch_size": (2, 2), "max_positions": 5}
 TEXTS = ["good and fine", "", "bad", "so bad it is good"]
 
 
@@ -136,14 +143,34 @@ def test_a_new_path_adds_nothing_and_is_counted():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"linear_path": {"words": 0, "characters": 0}}, "no columns"),
-        ({"linear_path": True, "heads": ("token",), "classifier_input": "first"}, "sequence in heads"),
-        ({"linear_path": True, "image_size": (4, 4), "patch_size": (2, 2), "max_positions": 5}, "reads images"),
+        ({"linear_path": {"words": 0, "characters": 0}}, "no columns; set linear_path: true or null"),
+        ({"linear_path": True, **WORDS}, 'sequence in heads; set linear_path: {"forms": 65536} or null'),
+        ({"linear_path": {"forms": 5}}, "token in heads; set linear_path: true or null"),
+        ({"linear_path": {"filters": 5}}, "reads texts; set linear_path: true or null"),
+        ({"linear_path": {"filters": 5}, **WORDS}, 'set linear_path: {"forms": 65536} or null'),
+        ({"linear_path": True, **IMAGES}, 'images; set linear_path: {"filters": 100} or null'),
+        ({"linear_path": {"forms": 5}, **IMAGES}, 'set linear_path: {"filters": 100} or null'),
+        ({"linear_path": True, **WORDS, "heads": ("span",)}, "sequence in heads; set linear_path: null"),
     ],
 )  # fmt: skip
-def test_a_path_needs_texts_with_classes(changes, message):
-    with pytest.raises(SettingsError, match=message):
+def test_a_path_that_does_not_fit_names_the_one_that_does(changes, message):
+    with pytest.raises(SettingsError, match=f"{re.escape(message)}$"):
         ModelConfig.parse(SIZES | changes)
+    fitting = re.search("linear_path: ({.*}|true)", message)
+    if fitting is not None:
+        ModelConfig.parse(SIZES | changes | {"linear_path": json.loads(fitting[1])})
+
+
+@pytest.mark.parametrize("columns", ["compared", "filters", "forms"])
+def test_columns_that_exclude_others_have_no_ngrams_by_default(columns):
+    path = LinearPath.parse({columns: 5})
+    assert path == LinearPath.parse({"words": 0, "characters": 0, columns: 5})
+    assert LinearPath.parse({columns: 0}).words == 2**16
+
+
+def test_the_path_that_a_message_names_is_the_default_of_the_task():
+    assert plans.FORMS_BY_DEFAULT == {"linear_path": {"forms": 65536}}
+    assert plans.PATH_OF_IMAGES == {"linear_path": {"filters": 100}}
 
 
 def test_a_saved_path_is_loaded_and_only_trifold_reads_it(tmp_path):

@@ -12,9 +12,9 @@ MOST_STEPS = 10_000
 # Settings of the model of a new classifier: with a linear path, where there is such a part.
 PATH = "linear_path"
 PATH_BY_DEFAULT = {PATH: True} if PATH in ModelConfig.model_fields else {}
-PATH_OF_IMAGES = {key: {"words": 0, "characters": 0, "filters": 100} for key in PATH_BY_DEFAULT}
+PATH_OF_IMAGES = {key: {"filters": 100} for key in PATH_BY_DEFAULT}
 # Of a new tagger: a path on the forms of words.
-FORMS_BY_DEFAULT = {PATH: {"words": 0, "characters": 0, "forms": 2**16}} if PATH_BY_DEFAULT else {}
+FORMS_BY_DEFAULT = {key: {"forms": 2**16} for key in PATH_BY_DEFAULT}
 # The tasks whose fine-tuning is planned by rows: texts with labels. The values were chosen on them.
 LABELLED = ("classify", "tag", "answer", "choose")
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,10 +29,11 @@ from trifold.nn.overlap import NUMBERS, overlap_numbers
 from trifold.nn.parts import AnyConfig, FeatureColumns, LogitsPart, used_group
 from trifold.nn.patch_filters import NUMBERS as NUMBERS_OF_FILTER, filter_side, image_numbers
 from trifold.nn.problems import Problems
-from trifold.settings import Conflict, Settings
+from trifold.settings import Conflict, Settings, as_yaml
 
 MOST_BUCKETS = 10_000_000
 MOST_FILTERS = 10_000
+ALONE = ("compared", "filters", "forms")  # columns that exclude all others
 
 
 class LinearPath(Settings):
@@ -51,6 +53,14 @@ class LinearPath(Settings):
     forms: int = Field(
         0, ge=0, le=MOST_BUCKETS, description="instead, of a tagger: buckets of the forms of words"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_ngrams(cls, values: Any) -> Any:
+        """Columns that exclude all others have no n-grams beside them by default."""
+        if isinstance(values, dict) and any(values.get(name) for name in ALONE):
+            return {"words": 0, "characters": 0, **values}
+        return values
 
     @property
     def ngrams(self) -> int:
@@ -246,21 +256,22 @@ class LinearPathPart(LogitsPart):
 
     def problems(self, config: CoreConfig) -> Problems:
         """It needs columns of one kind, and classes of texts, images or tokens."""
-        ways = {self.key: None}
         settings = _settings(config)
-        alone = [name for name in ("compared", "filters", "forms") if getattr(settings, name)]
-        if len(alone) + (settings.columns > 0) > 1:
-            text = f"linear_path.{alone[0]} excludes its other columns; set them to 0"
-            yield Conflict(text, ways)
-        elif not alone and not settings.columns:
-            yield Conflict("linear_path has no columns", ways)
+        alone = [name for name in ALONE if getattr(settings, name)]
         head = "token" if settings.forms else "sequence"
-        if head not in config.chosen_heads:
-            yield Conflict(f"linear_path needs {head} in heads", ways)
-        if config.n_patches and not settings.filters:
-            yield Conflict("linear_path reads texts, and the model reads images", ways)
-        if settings.filters and not config.n_patches:
-            yield Conflict("linear_path.filters reads images, and the model reads texts", ways)
+        text = ""
+        if len(alone) + (settings.columns > 0) > 1:
+            text = f"linear_path.{alone[0]} excludes its other columns"
+        elif not alone and not settings.columns:
+            text = "linear_path has no columns"
+        elif config.n_patches and not settings.filters:
+            text = "linear_path reads texts, and the model reads images"
+        elif settings.filters and not config.n_patches:
+            text = "linear_path.filters reads images, and the model reads texts"
+        elif head not in config.chosen_heads:
+            text = f"linear_path needs {head} in heads"
+        if text:
+            yield Conflict(text, {self.key: None}, _remedy(config))
 
     def phrase(self, config: CoreConfig) -> str:
         settings = _settings(config)
@@ -274,6 +285,20 @@ class LinearPathPart(LogitsPart):
         }
         listed = " and ".join(f"{size:,} {name}" for name, size in sizes.items() if size)
         return f"logits of a linear model added, on {listed}"
+
+
+def _remedy(config: CoreConfig) -> str:
+    """How a model gets the path that fits it, or none."""
+    fitting: Any = None
+    if config.n_patches:
+        fitting = {"filters": 100}
+    elif "token" in config.chosen_heads:
+        fitting = {"forms": 2**16}
+    elif "sequence" in config.chosen_heads:
+        fitting = True
+    if fitting is None:
+        return "set linear_path: null"
+    return f"set linear_path: {as_yaml(fitting)} or null"
 
 
 def _settings(config: CoreConfig) -> LinearPath:
