@@ -88,6 +88,16 @@ def test_a_matrix_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(weight.linear(x, None), whole[name][0])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_transposed_matrix_is_rounded_as_its_copy(bits: int) -> None:
+    """The matrices of GPT-2 are stored transposed."""
+    matrix = matrix_of(64, 96).T
+    found = BlockWeight.quantize(matrix, bits)
+    assert torch.equal(
+        found.dequantize(), BlockWeight.quantize(matrix.contiguous(), bits).dequantize()
+    )
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e8])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_values_that_have_no_scale_are_refused(value: float, bits: int) -> None:

@@ -100,7 +100,6 @@ BY_SHAPE: dict[str, DataKind] = {"decoder": "documents", "encoder-decoder": "pai
 EXAMPLES = (
     "trifold eval runs/demo",
     "trifold eval runs/multi30k-en-de test.en test.de --num-beams 5 --out ours.de",
-    "trifold eval gpt2 novel.txt",
     'trifold eval gpt2 a.tsv --prompt "{source} =>" --examples b.tsv --shots 5',
     "trifold eval gpt2 novel.txt --weights int8 --against gpt2",
 )

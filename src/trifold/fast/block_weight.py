@@ -120,7 +120,7 @@ class BlockWeight(QuantizedWeight):
         encode = {8: _eight_bits, 4: _four_bits}[bits]
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            x = matrix[part].float().view(-1, BLOCK)
+            x = matrix[part].float().reshape(-1, BLOCK)
             part_codes, part_scales = encode(x)
             codes[part] = part_codes.view_as(codes[part])
             scales[part] = part_scales.view_as(scales[part])

@@ -1,5 +1,6 @@
 """Quantized matrices of a file are those that a model computes with, and are not decoded."""
 
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -183,13 +184,14 @@ def test_encoders_are_decoded(tmp_path: Path) -> None:
     assert not has_blocks(path, weights="file")
 
 
-FREED = 2**22  # bytes that the allocator keeps
 MEMORY = """
+import ctypes
 import sys
 from pathlib import Path
 from trifold.hub import load_model
 
 def private():
+    ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps is not the model's
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
 
@@ -200,15 +202,15 @@ print(1024 * (private() - before))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no such file in /proc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not Linux with glibc")
 @pytest.mark.slow
 def test_a_model_takes_the_memory_of_its_file(tmp_path: Path) -> None:
     case = CASES["llama"]
     small = case.write(tmp_path / "small.gguf", case.model(), Types.Q4_1)
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192}
-    wide = replace(case, options={**case.options, **sizes, "num_hidden_layers": 8})
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 8192}
+    wide = replace(case, options={**case.options, **sizes, "num_hidden_layers": 4})
     large = wide.write(tmp_path / "large.gguf", wide.model(), Types.Q4_1)
 
     command = [sys.executable, "-c", MEMORY, str(small), str(large)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
-    assert int(done.stdout) < 1.1 * large.stat().st_size + FREED
+    assert int(done.stdout) < 1.1 * large.stat().st_size
