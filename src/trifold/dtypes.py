@@ -1,5 +1,9 @@
 """Names of the types of numbers, as PyTorch and as other programs write them."""
 
+from typing import Literal, TypeAlias
+
+# How the matrices of a model are held in memory, see `trifold.load`.
+Weights: TypeAlias = Literal["full", "file", "int8", "int4"]
 NAMES = {
     "float64": "fp64 f64 double",
     "float32": "fp32 f32 float single full",

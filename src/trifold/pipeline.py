@@ -15,7 +15,7 @@ from trifold import fast
 from trifold.costs import Workload, check_request, states_of_layers
 from trifold.data.frames import is_frame, plain_column
 from trifold.data.images import ImageSettings
-from trifold.dtypes import dtype_name
+from trifold.dtypes import Weights, dtype_name
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.generate.query_stream import has_query_stream, writing_config
@@ -50,7 +50,6 @@ from trifold.text.prompts import Prompt, encode_prompts
 from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Weights = Literal["full", "file", "int8", "int4"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
 
 

@@ -130,6 +130,12 @@ ANSWERS = {
     "eval x --data a.tsv": "the data comes after the model: `trifold eval x a.tsv`",
     "eval x --metric bleu": "every score of it is printed",
     "convert x --outfile y": "the new folder comes after the old one: `trifold convert x y`",
+    "look x hi --weights int8": "no option --weights: weights of few bits are for predictions",
+    "show x --load-in-8bit": "no option --load-in-8bit: weights of few bits are for predictions",
+    "train smoke --weights int4": "what trains or shows a model computes with full ones",
+    "train smoke --weights runs/x": "`trifold train smoke start_from=runs/x`",
+    "predict x hi --load-in-8bit": "write `trifold predict x hi --weights int8`",
+    "compare x y --int4": "`trifold compare x y --weights int4`",
     "eval x --beams 4": "write `trifold eval x --num-beams 4`",
     "generate x hi --tempature 2": "(Possible options: --temperature)",
     # text without quotes

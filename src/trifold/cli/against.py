@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from trifold.cli.batch import load_pipeline
 from trifold.cli.options import DTYPES, dtype_option, option
 from trifold.cli.progress import count_progress
+from trifold.dtypes import Weights
 from trifold.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ OPTIONS: dict[str, Any] = {
         "tokens, perplexities; of encoders cosines.",
         metavar="MODEL",
     ),
-    "against_weights": option(
-        Literal["file", "full", "int8", "int4"], "Weights of that model.", show_default="file"
-    ),
+    "against_weights": option(Weights, "Weights of that model.", show_default="file"),
     "against_dtype": Annotated[
         str | None,
         dtype_option(DTYPES, "Precision of that model.", show_default="as --dtype"),

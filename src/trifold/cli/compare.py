@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from trifold.cli import eval as evaluation
 from trifold.cli.batch import load_pipeline
 from trifold.cli.eval import FOR_PROMPTS, GROUPS, EvalRequest, find_recipe
-from trifold.cli.options import Device, Json, argument, given, value, with_options
+from trifold.cli.options import Device, Json, Weights, argument, given, value, with_options
 from trifold.cli.runs import describe_run
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError, wrapped
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "trifold compare runs/small runs/large",
     "trifold compare runs/small runs/large test.en test.de --samples 10000",
+    "trifold compare runs/small runs/large --weights int8",
 )
 UNFINISHED = ("stopped", "running")
 KIND = "task.kind"  # the setting that two models must share
@@ -62,6 +63,7 @@ def run(
     ] = None,
     seed: Annotated[int, value("N", "Seed of the resamples.", min=0)] = 12345,
     device: Device = None,
+    weights: Weights = "file",
     json: Json = False,
     **options: Any,
 ) -> None:
@@ -74,7 +76,8 @@ def run(
     from trifold.scores.bootstrap import default_samples, paired_bootstrap
 
     _check_labels(a, b)
-    first, second = _requests(a, b, data or [], device, given(**options))
+    machine = {"device": device, "weights": weights}
+    first, second = _requests(a, b, data or [], machine, given(**options))
     evaluation.check(first)
     second = _like(first, second)
     for model in dict.fromkeys((a, b)):
@@ -157,7 +160,7 @@ def _check_labels(a: str, b: str) -> None:
 
 
 def _requests(
-    a: str, b: str, data: list[str], device: str | None, options: dict[str, Any]
+    a: str, b: str, data: list[str], machine: Mapping[str, Any], options: dict[str, Any]
 ) -> tuple[EvalRequest, EvalRequest]:
     """What to measure of both models; one without a run is measured as the run of the other. A line
     about the data that both read is printed once.
@@ -165,7 +168,7 @@ def _requests(
     print_once = cache(print_note)
 
     def request(model: str, recipe: Recipe | None) -> EvalRequest:
-        load = partial(load_pipeline, model, device=device)
+        load = partial(load_pipeline, model, **machine)
         return EvalRequest(model, recipe, data, None, None, options, load, report=print_once)
 
     recipe_a = find_recipe(a)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trifold.cli.batch import load_pipeline
 from trifold.cli.eval import EvalRequest, check, find_recipe, validate
-from trifold.cli.options import BatchSize, Device, Json, argument
+from trifold.cli.options import BatchSize, Device, Json, Weights, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError
+
+if TYPE_CHECKING:
+    from trifold.pipeline import Pipeline
 
 EXAMPLES = ("trifold glue", "trifold glue runs --json")
 
@@ -21,6 +25,7 @@ def run(
     ] = Path("runs"),
     batch_size: BatchSize = None,
     device: Device = None,
+    weights: Weights = "file",
     json: Json = False,
 ) -> None:
     """Score the runs of the nine recipes glue-… on the dev sets of GLUE, and average them.
@@ -38,7 +43,8 @@ def run(
         skipped[name] = _problem(name, model)
         if not skipped[name]:
             del skipped[name]
-            scored[name] = _score(name, str(model), batch_size, device)
+            load = partial(load_pipeline, str(model), device=device, weights=weights)
+            scored[name] = _score(name, str(model), batch_size, load)
     if not scored:
         raise UsageError(
             f"{folder}: no run of a task of GLUE; train one with `trifold train glue-sst2`, or "
@@ -77,7 +83,9 @@ def _files(name: str, test: Any) -> list[str]:
     return [str(test), second] if second else [str(test)]
 
 
-def _score(name: str, model: str, batch_size: int | None, device: str | None) -> dict[str, float]:
+def _score(
+    name: str, model: str, batch_size: int | None, load: Callable[[], Pipeline]
+) -> dict[str, float]:
     """The scores of a task by name, with the number of the set if there are several."""
     from trifold.data import expand_path
     from trifold.scores.glue import task_scores
@@ -88,7 +96,6 @@ def _score(name: str, model: str, batch_size: int | None, device: str | None) ->
     scores = dict[str, float]()
     for number, file in enumerate(files, start=1):
         print_note(f"{name}: {file}")
-        load = partial(load_pipeline, model, device=device)
         data = [str(expand_path(file))]
         request = EvalRequest(model, recipe, data, None, batch_size, {}, load)
         check(request)

@@ -538,6 +538,12 @@ OTHERS = {
     "metric metrics tasks": "the task of the model decides what is measured, and every score of it "
     "is printed",
 }
+# Words for small weights: values of --weights, and options of other programs.
+SMALL = "int8 int4 quantize load-in-8bit load-in-4bit 8bit 4bit"
+FULL_WEIGHTS = (
+    "weights of few bits are for predictions: `predict`, `generate`, `eval`, `compare` and `glue` "
+    "have --weights; what trains or shows a model computes with full ones"
+)
 # The same without a value.
 OTHER_FLAGS = {
     "trust-remote-code": "code of a model is never run; its parts are those of trifold, or "
@@ -563,6 +569,8 @@ def answer_option(
     option = _whole_option(option, words)
     name = _plain(option)
     used = _Use.find(option, words)
+    if "--weights" not in known and (used.value if name == "weights" else name) in SMALL.split():
+        return f"no option {option}: {FULL_WEIGHTS}"
     if command in SETTINGS_COMMANDS and (answer := _answer_setting(name, command, used, known)):
         return f"no option {option}: {answer}"
     for names, text in (OTHERS | OTHER_FLAGS).items():

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
 
+from trifold import dtypes
 from trifold.cli.panels import FIRST
 from trifold.dtypes import dtype_name
 from trifold.errors import join_or
@@ -71,8 +72,10 @@ Dtype = Annotated[str, dtype_option(DTYPES, "Precision of the computation.")]
 Codec = Annotated[
     str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
 ]
+# Of commands that run a model for its predictions. Those that show numbers of its computation
+# (`look`, `show`), and those that train it, have full weights.
 Weights = Annotated[
-    Literal["file", "full", "int8", "int4"],
+    dtypes.Weights,
     typer.Option(
         help="Matrices in memory: as in the file (of GGUF the small types, otherwise --dtype), "
         "decoded to --dtype, or in 8 or 4 bits: faster, less exact."

@@ -32,6 +32,7 @@ from trifold.cli.options import (
     Model,
     Out,
     Overwrite,
+    Weights,
     option,
     option_words,
     with_options,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     'trifold predict bert-base-uncased "Paris is the [MASK] of France."',
-    "trifold predict runs/reviews - --json < reviews.txt",
+    "trifold predict runs/reviews - --dtype bf16 --weights int8 < reviews.txt",
     "trifold predict runs/spam mails.csv --out found.csv --threshold spam=0.9",
     'trifold predict bert-base-uncased "I love dogs." "Dogs bark." --word dogs',
 )
@@ -145,7 +146,7 @@ PANELS = {
         "corpus",
     ),
     "How texts are read": ("tsv", "as_text", "parse_special", "on_overflow"),
-    "Model and machine": ("tokenizer", "device", "dtype", "batch_size"),
+    "Model and machine": ("tokenizer", "device", "dtype", "weights", "batch_size"),
 }
 
 
@@ -198,6 +199,7 @@ def run(
     batch_size: BatchSize = None,
     device: Device = None,
     dtype: Dtype = "float32",
+    weights: Weights = "file",
     tokenizer: Codec = None,
     as_text: AsText = False,
     json: Json = False,
@@ -211,7 +213,8 @@ def run(
     # An interrupted output continues only if the arguments are the same. One that stops at a text
     # that is too long may continue with another --on-overflow.
     command = repr({**locals(), "overwrite": None, "options": {**options, "on_overflow": None}})
-    load = partial(load_pipeline, model, device=device, dtype=dtype, tokenizer=tokenizer)
+    machine: dict[str, Any] = {"device": device, "dtype": dtype, "weights": weights}
+    load = partial(load_pipeline, model, tokenizer=tokenizer, **machine)
     word = options.pop("word")
     if word is not None and task is None:
         task = "features"
