@@ -14,7 +14,8 @@ from tests.cli.readers import folder_of
 from tests.models import add_noise
 
 import trifold as library
-from trifold.cli import COMMANDS, glue, options
+from trifold.cli import COMMANDS, compare, glue, options, predict
+from trifold.cli.batch import load_pipeline
 from trifold.dtypes import Weights
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub.families import FAMILIES
@@ -47,6 +48,10 @@ def encoder(tmp_path_factory) -> Path:
     return folder_of("embed", tmp_path_factory.mktemp("encoder"), **SIZES)
 
 
+def count_small(pipeline: Pipeline) -> int:
+    return sum(isinstance(each, QuantizedWeight) for each in pipeline.model.modules())
+
+
 def vectors(trifold, model: Path, *words: str) -> torch.Tensor:
     """What `trifold predict` prints for the texts."""
     done = trifold("predict", str(model), *TEXTS, "--task", "embed", "--json", *words)
@@ -60,7 +65,7 @@ def test_encoders_predict_with_small_weights(trifold, encoder, weights, dtype):
     full = vectors(trifold, encoder)
     small = vectors(trifold, encoder, "--weights", weights, "--dtype", dtype)
     pipeline = library.load(encoder, weights=weights, dtype=dtype)
-    assert sum(isinstance(each, QuantizedWeight) for each in pipeline.model.modules()) > 10
+    assert count_small(pipeline) > 10
     expected = torch.stack([each.float() for each in pipeline.embed(list(TEXTS))])
     torch.testing.assert_close(small, expected, atol=1e-6, rtol=1e-6)
     least = {"int8": 0.99, "int4": 0.85}[weights]
@@ -68,7 +73,22 @@ def test_encoders_predict_with_small_weights(trifold, encoder, weights, dtype):
     assert bool((cosines > least).all()) and not torch.equal(small, full)
 
 
-def test_decoders_of_a_gguf_file_predict_with_its_types(trifold, tmp_path):
+@pytest.fixture
+def small(monkeypatch) -> list[int]:
+    """The number of small weights of each model that `predict` or `compare` loads from here on."""
+    counts = []
+
+    def load(*arguments, **options):
+        pipeline = load_pipeline(*arguments, **options)
+        counts.append(count_small(pipeline))
+        return pipeline
+
+    for command in (predict, compare):
+        monkeypatch.setattr(command, "load_pipeline", load)
+    return counts
+
+
+def test_decoders_of_a_gguf_file_predict_with_its_types(trifold, small, tmp_path):
     settings = TokenizerSettings(kind="byte-bpe", vocab_size=300, min_frequency=1)
     tokenizer = train_tokenizer([*TEXTS], settings)
     sizes = {"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_inner": 64}
@@ -81,13 +101,15 @@ def test_decoders_of_a_gguf_file_predict_with_its_types(trifold, tmp_path):
         expected = torch.stack([*library.load(file, weights=weights).embed(list(TEXTS))])
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(of_file, full, atol=1e-3, rtol=1e-3)
+    assert small[0] > 10 and small[1] == 0
 
 
-def test_both_models_of_a_comparison_have_small_weights(trifold, run):
-    small = ("--weights", "int8", "--json")
-    done = trifold("compare", str(run), str(run), *small, "--samples", "100")
+def test_both_models_of_a_comparison_have_small_weights(trifold, run, small):
+    words = ("--weights", "int8", "--json")
+    done = trifold("compare", str(run), str(run), *words, "--samples", "100")
     assert done.code == 0, done.err
-    alone = json.loads(trifold("eval", str(run), *small).out)["scores"]
+    assert len(small) == 2 and min(small) > 10
+    alone = json.loads(trifold("eval", str(run), *words).out)["scores"]
     for name, score in json.loads(done.out)["scores"].items():
         assert score["a"] == score["b"] == pytest.approx(alone[name]["value"])
 
@@ -106,4 +128,4 @@ def test_models_of_glue_have_small_weights(trifold, encoder, monkeypatch, tmp_pa
         assert trifold("glue", str(encoder.parent), "--weights", "int4").code == 0
     finally:
         (encoder.parent / "glue-sst2").rename(encoder)
-    assert any(isinstance(each, QuantizedWeight) for each in loaded[0].model.modules())
+    assert count_small(loaded[0]) > 10
