@@ -55,13 +55,21 @@ def test_many_rows_are_multiplied_by_values_in_bf16(
     columns: int, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trifold.fast.block_linear.COLUMNS", columns)
-    x = matrix_of(2 * 19, 96).view(2, 19, 96).bfloat16()
+    x = matrix_of(2 * 25, 96).view(2, 25, 96).bfloat16()
     bias = torch.linspace(-1, 1, 70).bfloat16() if biased else None
     for weight in weights_of(matrix_of(70, 96)).values():
         dense = weight.dequantize().bfloat16().double()
         exact = F.linear(x.double(), dense, None if bias is None else bias.double())
         error = (layers.linear(x, weight, bias) - exact).abs()
         assert (error <= 2**-8 * exact.abs() + 1e-4).all()
+
+
+def test_some_rows_are_multiplied_as_few_are() -> None:
+    x = matrix_of(19, 96).bfloat16()
+    bias = torch.linspace(-1, 1, 40)
+    for weight in weights_of(matrix_of(40, 96)).values():
+        few = [layers.linear(part.float(), weight, bias).bfloat16() for part in x.split(5)]
+        assert torch.equal(layers.linear(x, weight, bias), torch.cat(few))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

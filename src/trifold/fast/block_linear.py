@@ -9,6 +9,7 @@ from trifold.fast.instruction import BLOCK_DEQUANTIZE, FEW_ROWS
 from trifold.fast.thread_pool import Field, execute_one, is_readable, matmul_fields
 
 COLUMNS = 512  # outputs that are decoded at a time: they stay in a cache
+MANY_ROWS = 48  # from which decoding a weight takes less time than reading it for every few rows
 
 
 def supports_block_linear(x: Tensor, weight: BlockWeight) -> bool:
@@ -32,12 +33,31 @@ def block_linear(
 ) -> Tensor:
     """x (..., K) bf16 · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default bf16.
 
-    Some outputs at a time are decoded to bf16 and multiplied by a library.
+    Many rows are multiplied by a library, with some outputs at a time decoded to bf16. Others are
+    multiplied as in decoding steps, FEW_ROWS at a time.
     """
     outputs, inputs = weight.shape
     rows = x.detach().reshape(-1, inputs)
-    out = torch.empty(len(rows), outputs, dtype=x.dtype)
-    bias = None if bias is None else bias.detach().to(x.dtype)
+    multiply = _decoded_product if len(rows) >= MANY_ROWS else _step_products
+    out = multiply(rows, weight, None if bias is None else bias.detach())
+    return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
+
+
+def _step_products(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
+    """rows (R, K) · weight (N, K)ᵀ + bias -> (R, N) in fp32."""
+    out = torch.empty(len(rows), len(weight))
+    bias = None if bias is None else bias.float().contiguous()
+    fields = matmul_fields(weight)
+    for part, result in zip(rows.float().split(FEW_ROWS), out.split(FEW_ROWS), strict=True):
+        execute_one(**fields, rows=len(part), x=part, out=result, bias=bias)
+    return out
+
+
+def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
+    """rows (R, K) bf16 · weight (N, K)ᵀ + bias -> (R, N) bf16."""
+    outputs, inputs = weight.shape
+    out = torch.empty(len(rows), outputs, dtype=rows.dtype)
+    bias = None if bias is None else bias.to(rows.dtype)
     kind = matmul_fields(weight)["dtype"]
     decoded = torch.empty(inputs, min(COLUMNS, PANEL * len(weight.values)), dtype=torch.bfloat16)
     sizes: dict[str, Field] = {"opcode": BLOCK_DEQUANTIZE, "dtype": kind, "inputs": inputs}
@@ -57,7 +77,7 @@ def block_linear(
             out[:, first:end] = rows @ matrix
         else:
             out[:, first:end] = torch.addmm(bias[first:end], rows, matrix)
-    return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
+    return out
 
 
 def quantized_bytes(rows: int, inputs: int) -> int:
