@@ -22,7 +22,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     start = time.perf_counter()
-    pipe = trifold.load(args.file, dtype="bfloat16")
+    pipe = trifold.load(args.file, dtype="bfloat16", weights="file")
     loaded = time.perf_counter() - start
 
     def seconds(rows: list[list[int]], new: int) -> float:

@@ -37,6 +37,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
+    "block_linear": ("bfloat16",),
     "trained_linear": ("bfloat16",),
     "_TrainedLinear.forward": ("bfloat16",),
     "_TrainedLinear.backward": ("bfloat16",),

@@ -1,0 +1,78 @@
+"""A decoder with weights in blocks computes what their values do: texts, decoding steps and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.laws.kernels import count_kernels
+from tests.laws.operations import lower_thresholds
+from tests.models import add_noise
+from torch import Tensor
+
+from trifold import fast
+from trifold.fast.block_weight import BlockWeight
+from trifold.hub.fill import fill_model
+from trifold.nn import Inputs, ModelConfig, Transformer
+
+CONFIG = ModelConfig.parse(
+    {
+        **{"shape": "decoder", "positions": "rotary", "norm_placement": "pre", "dropout": 0.0},
+        **{"vocab_size": 50, "max_positions": 64, "d_model": 64, "n_heads": 4, "d_ff": 96},
+        **{"n_layers": 2},
+    }
+)
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest value
+
+
+@pytest.fixture(autouse=True)
+def operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast operations, with low thresholds."""
+    pytest.importorskip("numba")
+    count_kernels(monkeypatch)
+    lower_thresholds(monkeypatch)
+    fast.enable()
+
+
+def models_of(bits: int, dtype: torch.dtype) -> tuple[Transformer, Transformer]:
+    """A model with weights in blocks, and one with their values in float32."""
+    torch.manual_seed(3)
+    dense = add_noise(Transformer(CONFIG), 0.2).eval()
+    blocks = Transformer(CONFIG)
+    own = [(title, p.detach().clone()) for title, p in dense.named_parameters()]
+    fill_model(blocks, own, dtype, "cpu", stored=f"int{bits}")
+    stored = {name: m for name, m in blocks.named_modules() if isinstance(m, BlockWeight)}
+    assert any(weight.bits == bits for weight in stored.values())
+    with torch.no_grad():
+        for name, weight in stored.items():
+            dense.get_parameter(name).copy_(weight.dequantize())
+    return blocks.eval(), dense
+
+
+def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """The values are equal to the precision of the type."""
+    assert (found.float() - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_logits_are_those_of_the_values(bits: int, dtype: torch.dtype) -> None:
+    blocks, dense = models_of(bits, dtype)
+    for length in (5, 11, 30):  # few rows, some, and many
+        inputs = Inputs(torch.randint(50, (1, length)))
+        with torch.inference_mode():
+            assert_near(blocks.head_outputs(inputs)["lm"], dense.head_outputs(inputs)["lm"], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_gradients_pass_through_blocks(bits: int, dtype: torch.dtype) -> None:
+    blocks, dense = models_of(bits, dtype)
+    x = torch.randn(7, 64)
+    found, expected = (
+        torch.autograd.grad(model.lm_head(part).square().sum(), part)[0]
+        for model, part in (
+            (blocks, x.to(dtype).requires_grad_()),
+            (dense, x.clone().requires_grad_()),
+        )
+    )
+    assert_near(found, expected, dtype)
