@@ -75,11 +75,18 @@ def test_some_rows_are_multiplied_as_few_are() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_activations_that_are_not_finite_stay_so(value: float) -> None:
     for weight in weights_of(matrix_of(32, 64)).values():
-        for rows in (1, 12):
+        for rows in (1, 12, 50):
             x = torch.ones(rows, 64).bfloat16()
             x[0, 40] = value
             y = layers.linear(x, weight)
             assert not y[0].isfinite().any() and y[1:].isfinite().all()
+
+
+def test_scales_that_are_no_number_stay_so_in_bf16() -> None:
+    """Rounding the NaN whose bits are all ones could carry into its sign."""
+    scales = torch.full((16, 2), 0x7FFF, dtype=torch.int16).view(torch.float16)
+    weight = BlockWeight.from_codes(torch.ones(16, 2, 32, dtype=torch.uint8), scales)
+    assert layers.linear(torch.ones(50, 64).bfloat16(), weight).isnan().all()
 
 
 def test_many_rows_in_fp32_are_exact() -> None:
