@@ -5,6 +5,7 @@ predict/predict.py.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, overload
 
@@ -18,8 +19,9 @@ from trifold.data.images import ImageSettings
 from trifold.dtypes import Weights, dtype_name
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.quantized_weight import QuantizedWeight
+from trifold.folders import FileAsFolder
 from trifold.generate.query_stream import has_query_stream, writing_config
-from trifold.generate.search import generate_tokens, stream_text
+from trifold.generate.search import generate_tokens, has_texts, stream_text
 from trifold.generate.stopping import Hypothesis, OutputLimit, output_limit
 from trifold.generate.streaming import truncate_at_stop, without_first_space
 from trifold.generation_config import (
@@ -51,6 +53,7 @@ from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
+Tokenizers: TypeAlias = tuple[Tokenizer | None, Tokenizer | None]
 
 
 # Methods of TransformerLens -> ours.
@@ -82,6 +85,7 @@ class Pipeline(PredictMixin):
     target_tokenizer: tokenizer of the output, if it differs. generation: generation_config.json of
     the model; arguments take precedence. pictures: preprocessing of images, or None. modules: how
     embeddings are pooled, or None. origin: the folder that it was loaded from, for its model card.
+    read_tokenizers: reads the two tokenizers when one is used first, in place of the arguments.
     """
 
     def __init__(
@@ -93,19 +97,15 @@ class Pipeline(PredictMixin):
         pictures: ImageSettings | None = None,
         modules: SentenceModules | None = None,
         origin: Origin | None = None,
+        *,
+        read_tokenizers: Callable[[], Tokenizers] | None = None,
     ) -> None:
         self.model = model
         self.pictures = pictures
         self.modules = modules
         self.origin = origin
-        config = model.config
-        writer = target_tokenizer or tokenizer
-        if tokenizer is not None:
-            tokenizer = tokenizer.for_model(config.vocab_size)
-        if writer is not None:
-            writer = writer.for_model(config.output_vocab_size)
-        self.tokenizer = tokenizer
-        self.target_tokenizer = writer
+        self._given_tokenizers = tokenizer, target_tokenizer
+        self._read_tokenizers = read_tokenizers
         self.generation = GenerationConfig.parse(generation or {})
 
     if not TYPE_CHECKING:  # an attribute that is missing stays an error of types
@@ -134,6 +134,32 @@ class Pipeline(PredictMixin):
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @cached_property
+    def _tokenizers(self) -> Tokenizers:
+        """The tokenizers of input and output, for the tables of the model."""
+        if self._read_tokenizers is None:
+            reader, writer = self._given_tokenizers
+        else:
+            reader, writer = self._read_tokenizers()
+        writer = writer or reader
+        if reader is not None:
+            reader = reader.for_model(self.config.vocab_size)
+        if writer is not None:
+            writer = writer.for_model(self.config.output_vocab_size)
+        return reader, writer
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the input, if there is one. Raises CheckpointError if it is in a file
+        and damaged.
+        """
+        return self._tokenizers[0]
+
+    @property
+    def target_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the output, if there is one."""
+        return self._tokenizers[1]
 
     @property
     def reader(self) -> Tokenizer:
@@ -256,10 +282,9 @@ class Pipeline(PredictMixin):
         `generate`.
         """
         draft, config = self._options(**arguments)
+        codec = self.target_tokenizer if has_texts(config) else None
         with self._inputs(tokens, attend, None, None) as (inputs, _):
-            hypotheses = generate_tokens(
-                self.model, inputs, config, codec=self.target_tokenizer, draft=draft
-            )
+            hypotheses = generate_tokens(self.model, inputs, config, codec=codec, draft=draft)
         return [outputs[0].tokens for outputs in hypotheses]
 
     def _check_memory(self, first: Inputs, second: Inputs | None) -> None:
@@ -727,7 +752,8 @@ def load(
     of a GGUF file; small types are faster, less accurate, and can neither be trained nor saved.
     tokenizer: the folder of the tokenizer, if it is not that of the model. Raises CheckpointError
     if there is no model or no such tokenizer, if it is damaged or of an unknown family, and if the
-    tokenizer has more tokens than the model; UsageError for another argument or device.
+    tokenizer has more tokens than the model; UsageError for another argument or device. The
+    tokenizer in a GGUF file is read, and checked, when it is used first.
     """
     dtype = dtype_name(str(dtype))
     for option, value, known in (
@@ -750,10 +776,14 @@ def load(
         stored=None if weights == "full" else weights,
     )
     folder = folder_with("tokenizer_config.json", model_folder)
-    if tokenizer is None:
-        reader, writer = read_tokenizers(folder)
-    else:
+    read: Callable[[], Tokenizers] | None = None
+    reader = writer = None
+    if tokenizer is not None:
         reader, writer = read_fitting_tokenizers(tokenizer, model.config, name)
+    elif isinstance(folder, FileAsFolder):
+        read = partial(read_tokenizers, folder)
+    else:
+        reader, writer = read_tokenizers(folder)
     file_of_settings = folder / "generation_config.json"
     if not file_of_settings.exists():
         file_of_settings = folder / "config.json"
@@ -766,6 +796,7 @@ def load(
             read_image_settings(folder),
             read_modules(folder),
             read_origin(str(name), model_folder),
+            read_tokenizers=read,
         )
 
 

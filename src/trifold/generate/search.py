@@ -272,6 +272,11 @@ def _refuse_draft(config: GenerationConfig, draft: Model | None) -> None:
         )
 
 
+def has_texts(config: GenerationConfig) -> bool:
+    """Whether settings are texts, which need a tokenizer."""
+    return any(getattr(config, key) is not None for key in TEXT_SETTINGS)
+
+
 def _encode_words(
     config: GenerationConfig, codec: Codec | None, model: ModelConfig
 ) -> GenerationConfig:

@@ -129,9 +129,13 @@ class PredictMixin:
     """
 
     model: Transformer
-    tokenizer: Tokenizer | None
     pictures: ImageSettings | None
     modules: SentenceModules | None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the input, if there is one."""
+        raise NotImplementedError
 
     def predict(
         self,

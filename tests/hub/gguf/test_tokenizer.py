@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import regex
+import torch
 from tests.hub.gguf import vocabularies
 from tests.hub.gguf.vocabularies import PREFIX, SAMPLES, TEMPLATE, Vocabulary
 from tests.hub.gguf.writing import CASES
@@ -185,16 +186,32 @@ def test_a_template_of_another_type_is_an_error() -> None:
         _tokenizer(vocabularies.byte_level().keys | {"tokenizer.chat_template": 7})
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_a_file_generates_chats_and_is_converted(name: str, tmp_path: Path) -> None:
-    made = vocabularies.byte_level("smollm")
+def _write(name: str, made: Vocabulary, folder: Path) -> Path:
+    """The file of a random model with a tokenizer."""
     case = CASES[name]
     case = replace(
         case,
         options=case.options | {"vocab_size": made.size},
         keys=lambda config: CASES[name].keys(config) | made.keys,
     )
-    path = case.write(tmp_path / "a.gguf", case.model())
+    return case.write(folder / "a.gguf", case.model())
+
+
+def test_a_tokenizer_is_read_when_it_is_used(tmp_path: Path) -> None:
+    made = vocabularies.byte_level()
+    damaged = made._replace(keys=made.keys | {f"{PREFIX}merges": ["ab"]})
+    pipeline = trifold.load(_write("llama", damaged, tmp_path))
+    ids = torch.tensor([[5, 6, 7]])
+    assert len(pipeline.generate_tokens(ids, min_new_tokens=2, max_new_tokens=2)[0]) == 2
+    with pytest.raises(CheckpointError, match="merge 0 has no space"):
+        pipeline.generate_tokens(ids, max_new_tokens=2, stop_strings=["x"])
+    with pytest.raises(CheckpointError, match="merge 0 has no space"):
+        pipeline.generate("The quick", max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_file_generates_chats_and_is_converted(name: str, tmp_path: Path) -> None:
+    path = _write(name, vocabularies.byte_level("smollm"), tmp_path)
     pipeline = trifold.load(path)
     text = pipeline.generate("The quick", max_new_tokens=4)
     pipeline.save(tmp_path / "saved")
