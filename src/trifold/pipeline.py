@@ -284,7 +284,9 @@ class Pipeline(PredictMixin):
         draft, config = self._options(**arguments)
         codec = self.target_tokenizer if has_texts(config) else None
         with self._inputs(tokens, attend, None, None) as (inputs, _):
-            hypotheses = generate_tokens(self.model, inputs, config, codec=codec, draft=draft)
+            hypotheses = generate_tokens(
+                self.model, inputs, config, codec=codec, draft=draft, has_scores=False
+            )
         return [outputs[0].tokens for outputs in hypotheses]
 
     def _check_memory(self, first: Inputs, second: Inputs | None) -> None:
@@ -405,7 +407,7 @@ class Pipeline(PredictMixin):
 
     def _best_outputs(self, texts: list[Any], **arguments: Any) -> list[str]:
         """The best output for each text; see `generate`."""
-        hypotheses = self.hypotheses(texts, **arguments)
+        hypotheses = self.hypotheses(texts, has_scores=False, **arguments)
         return self.decode([outputs[0].tokens for outputs in hypotheses], **arguments)
 
     translate = generate
@@ -433,6 +435,7 @@ class Pipeline(PredictMixin):
         on_done: Callable[[int], None] | None = None,
         max_source: int | None = None,
         contexts: Sequence[str] | None = None,
+        has_scores: bool = True,
         **arguments: Any,
     ) -> list[list[Hypothesis]]:
         """All outputs of each text (num_return_sequences) with their scores.
@@ -440,13 +443,15 @@ class Pipeline(PredictMixin):
         first: number of texts[0] in the whole input, so that sampling part by part draws the same
             as a single call.
         on_done: called with the number of texts that were finished.
-        max_source: tokens to which texts are truncated. contexts: see `read`.
+        max_source: tokens to which texts are truncated. contexts: see `read`. has_scores: see
+            `generate.generate_tokens`.
         """
         draft, config = self._options(**arguments)
         texts = _sources(texts)
         reading = {"contexts": contexts, **reading_options(config)}
         rows = self.read(texts, max_source or sys.maxsize, **reading)
         options: dict[str, Any] = {"first": first, "on_done": on_done, "draft": draft}
+        options["has_scores"] = has_scores
         return generate_rows(
             self.model, Ragged.of(rows), config, codec=self.target_tokenizer, **options
         )

@@ -13,7 +13,7 @@ from tests.generate.test_streaming import CODECS
 
 from trifold.errors import UsageError
 from trifold.generate import GenerationConfig, generate_tokens
-from trifold.generate.processors import ABSENT, BannedText, Context, processor
+from trifold.generate.processors import ABSENT, BannedText, KnownContext, processor
 from trifold.nn import ModelConfig
 
 VOCABULARY, PAD, END = 7, 0, 2
@@ -28,7 +28,9 @@ def after(
 ) -> list[float]:
     rows = torch.tensor([[ABSENT] * absent + prefix])
     process = processor(GenerationConfig(**requested), MODEL)
-    state = Context(rows, len(prefix) if generated is None else generated, torch.tensor([left]))
+    state = KnownContext(
+        rows, len(prefix) if generated is None else generated, torch.tensor([left])
+    )
     return process(LOGITS[None].clone(), state)[0].tolist()
 
 
@@ -65,7 +67,7 @@ def test_min_new_tokens_forbids_the_end():
 def test_padding_is_forbidden_unless_it_is_the_end_token():
     assert after([3])[PAD] == FORBIDDEN
     both = ModelConfig(vocab_size=VOCABULARY, d_model=4, n_heads=2, pad_id=END)
-    state = Context(torch.tensor([[3]]), 1, torch.tensor([9]))
+    state = KnownContext(torch.tensor([[3]]), 1, torch.tensor([9]))
     logits = processor(GenerationConfig(), both)(LOGITS[None].clone(), state)
     assert torch.equal(logits[0], LOGITS)
 
@@ -168,7 +170,7 @@ def test_no_ngram_of_the_source_or_prompt_is_generated(read, size, beams, data):
     rows = [[*prompt, *new] for prompt in prompts for _ in range(beams)]
     sources = padded(read, left=False).repeat_interleave(beams, 0) if encodes else None
     tokens = padded(rows, left=True)
-    context = Context(tokens, len(new), torch.full((len(rows),), 9), sources)
+    context = KnownContext(tokens, len(new), torch.full((len(rows),), 9), sources)
     config = GenerationConfig(encoder_no_repeat_ngram_size=size, bad_words_ids=[])
     got = processor(config, MODEL)(LOGITS.repeat(len(rows), 1), context)
     for index, row in enumerate(rows):
@@ -193,7 +195,7 @@ def test_tokens_are_suppressed_at_the_beginning_as_in_the_reference(forced, widt
     config = GenerationConfig(
         begin_suppress_tokens=[2, 5], forced_bos_token_id=forced, bad_words_ids=[]
     )
-    context = Context(tokens, generated, torch.tensor([9, 9]))
+    context = KnownContext(tokens, generated, torch.tensor([9, 9]))
     assert torch.equal(processor(config, MODEL)(LOGITS.repeat(2, 1), context), expected)
 
 
@@ -201,7 +203,7 @@ def test_prompts_of_one_token_in_a_batch_begin_after_the_forced_token():
     config = GenerationConfig(begin_suppress_tokens=[5], forced_bos_token_id=4, bad_words_ids=[])
     for generated, suppressed in ((0, [False, True]), (1, [True, False]), (2, [False, False])):
         tokens = padded([[1, *[6] * generated], [1, 1, *[6] * generated]], left=True)
-        context = Context(tokens, generated, torch.tensor([9, 9]))
+        context = KnownContext(tokens, generated, torch.tensor([9, 9]))
         got = processor(config, MODEL)(LOGITS.repeat(2, 1), context)
         allowed = [4] if not generated else [5]  # the first row has no other token at first
         assert (got[0, allowed] > FORBIDDEN).all() == (not suppressed[0])

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from tests.generate.models import ScriptedModel, padded_batch, varied_model
 
-from trifold.errors import DataError
+from trifold.errors import DataError, TrifoldError
 from trifold.generate import GenerationConfig, generate_tokens
+from trifold.generate.sampling import greedy
 from trifold.nn import Inputs
 
 END, VOCABULARY, WIDTH = 2, 8, 5
@@ -95,3 +98,47 @@ def test_contrastive_search_needs_positions_for_its_candidates():
     assert (len(output.tokens), output.finish_reason) == (2, "length")
     with pytest.raises(DataError, match=r"row 0 .* fills all 8 positions"):
         generate_tokens(model, Inputs(torch.tensor([[5] * 8])), config)
+
+
+def test_scores_that_are_not_requested_are_nan_and_change_no_token():
+    model = varied_model("decoder")
+    inputs = padded_batch([[5, 6, 7], [8, 9]])
+    for changes in ({}, {"do_sample": True, "seed": 3}, {"prompt_lookup_num_tokens": 2}):
+        config = GenerationConfig(max_new_tokens=9, **changes)
+        expected = generate_tokens(model, inputs, config)
+        found = generate_tokens(model, inputs, config, has_scores=False)
+        assert [of[0].tokens for of in found] == [of[0].tokens for of in expected]
+        assert all(math.isnan(of[0].score) for of in found)
+        assert not any(math.isnan(of[0].score) for of in expected)
+
+
+def test_the_best_of_several_samples_needs_scores():
+    model = varied_model("decoder")
+    inputs = padded_batch([[5, 6, 7]])
+    config = GenerationConfig(max_new_tokens=4, do_sample=True, seed=3, num_return_sequences=3)
+    found = generate_tokens(model, inputs, config, has_scores=False)
+    assert found == generate_tokens(model, inputs, config)
+
+
+def test_greedy_decoding_takes_the_larger_of_two_logits_of_one_log_probability():
+    logits = torch.zeros(1, 30_000)
+    logits[0, :2] = torch.tensor([1.0, np.nextafter(np.float32(1), np.float32(2))])
+    log_probs = logits.log_softmax(-1)
+    assert log_probs[0, 0] == log_probs[0, 1]
+    assert greedy(logits, torch.zeros(1), 0).tolist() == [1]
+    assert greedy(logits.double(), torch.zeros(1), 0).tolist() == [1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("requested", [{}, {"do_sample": True, "seed": 1}])
+@pytest.mark.parametrize("has_scores", [True, False])
+def test_logits_without_probabilities_are_refused(value, requested, has_scores):
+    class DamagedModel(HiddenModel):
+        def lm_head(self, hidden):
+            logits = super().lm_head(hidden)
+            logits[:, 5] = value
+            return logits
+
+    config = GenerationConfig(max_new_tokens=3, **requested)
+    with pytest.raises(TrifoldError, match="NaN scores"):
+        generate_tokens(DamagedModel(3), padded_batch([[4, 5]]), config, has_scores=has_scores)

@@ -50,11 +50,12 @@ def current_index(cache: Cache) -> Tensor | None:
     """The index that the next step of a cache reads, and that later calls of `reorder` change; None
     if each row stores its own keys, as it does where windows evict keys.
     """
-    if any(isinstance(layer.past, SlidingKeys) for layer in cache.layers):
-        return None
-    if not isinstance(cache.row_order, BeamIndex):
-        cache.row_order = BeamIndex()
-    return cache.row_order.current(cache)
+    order = cache.row_order
+    if not isinstance(order, BeamIndex):
+        if any(isinstance(layer.past, SlidingKeys) for layer in cache.layers):
+            return None
+        order = cache.row_order = BeamIndex()
+    return order.current(cache)
 
 
 def _own_rows(like: Tensor, columns: int) -> Tensor:

@@ -30,7 +30,6 @@ from trifold.fast.thread_pool import (
 )
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache, GrowingKeys
-from trifold.nn.hooks import Hookable
 from trifold.nn.layers import FeedForward, Linear, Residual
 from trifold.nn.masks import Mask
 from trifold.nn.norms import RMSNorm
@@ -76,8 +75,12 @@ class CompiledDecoder:
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, uses_library: bool) -> None:
         self.max_rows = max_rows
         self.uses_library = uses_library
-        self.modules = list(stack.modules())
-        self.hook_points = [module for module in self.modules if isinstance(module, Hookable)]
+        # Those of all modules. A hook point that is watched has a hook.
+        self.hooks = [
+            hooks
+            for module in stack.modules()
+            for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
         self.windows = np.array(
             [UNLIMITED if window is None else window for window in stack.windows]
         )
@@ -405,9 +408,7 @@ class CompiledDecoder:
 
     def is_observed(self) -> bool:
         """Whether something reads the values between instructions: hook points or hooks."""
-        return any(point.watched for point in self.hook_points) or any(
-            module._forward_hooks or module._forward_pre_hooks for module in self.modules
-        )
+        return any(self.hooks)
 
     def _memory_rows(self, cache: Cache) -> int:
         memory = cache.layers[0].memory

@@ -87,17 +87,51 @@ class SearchHook(Protocol):
 
 
 class SearchSetup(NamedTuple):
-    """The options and callbacks of a search."""
+    """The options and callbacks of a search.
+
+    has_scores: whether the scores of outputs are computed, if the search does not need them;
+        otherwise they are NaN.
+    """
 
     config: GenerationConfig
     process: LogitsProcessor
     stopping: StoppingCriteria
     on_step: StepCallback = lambda generated, unfinished: None
     hook: SearchHook | None = None
+    has_scores: bool = True
 
     def divisor(self, length: int) -> float:
         """The divisor of log P in the score of an output of `length` tokens."""
         return LENGTH_PENALTIES[self.config.length_penalty_form](length, self.config.length_penalty)
+
+
+class StateContext:
+    """A `processors.Context`: that of a state."""
+
+    def __init__(self, state: DecodingState) -> None:
+        self._state = state
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._state.tokens
+
+    @property
+    def generated(self) -> int:
+        return self._state.generated
+
+    @property
+    def remaining(self) -> Tensor:
+        remaining = self._state.limits - self._state.generated
+        return remaining.repeat_interleave(self._rows_of_sentence)
+
+    @property
+    def sources(self) -> Tensor | None:
+        sources = self._state.sources
+        return None if sources is None else sources.repeat_interleave(self._rows_of_sentence, dim=0)
+
+    @property
+    def _rows_of_sentence(self) -> int:
+        return len(self.tokens) // max(len(self._state.limits), 1)
 
 
 class DecodingState:
@@ -106,9 +140,9 @@ class DecodingState:
 
     logits: (R, V) of the next token. hidden: (R, T, E) states of the tokens read last, initially of
         the prompt.
-    tokens: (R, L), see processors.Context. generated: how many of them were generated. sources:
-    (B, S) what the encoder read, if a processor needs it. sentences: (B,) original index of each
-    remaining sentence. limits: (B,) maximum number of generated tokens of each.
+    generated: how many tokens were generated. sources: (B, S) what the encoder read, if a processor
+    needs it. sentences: (B,) original index of each remaining sentence. limits: (B,) maximum number
+    of generated tokens of each.
     """
 
     def __init__(
@@ -161,17 +195,20 @@ class DecodingState:
         self.hidden = self._read_prompt(prompt, config.prefill_chunk_size or prompt.tokens.shape[1])
         last = prompt.last_columns()
         self.logits = self.head(self.hidden[torch.arange(len(last), device=last.device), last])
-        self.tokens = _right_align(prompt, lengths)
+        # The columns of `tokens`.
+        self._columns = [_right_align(prompt, lengths)]
+
+    @property
+    def tokens(self) -> Tensor:
+        """(R, L), see processors.Context."""
+        if len(self._columns) > 1:
+            self._columns = [torch.cat(self._columns, dim=1)]
+        return self._columns[0]
 
     @property
     def context(self) -> Context:
-        """The input of logits processors."""
-        remaining = self.limits - self.generated
-        beams = len(self.tokens) // max(len(remaining), 1)
-        sources = self.sources
-        if sources is not None:
-            sources = sources.repeat_interleave(beams, dim=0)
-        return Context(self.tokens, self.generated, remaining.repeat_interleave(beams), sources)
+        """The input of logits processors, until the state changes."""
+        return StateContext(self)
 
     def expand(self, beams: int) -> None:
         """Repeat every row `beams` times within its sentence; the copies share their memory."""
@@ -211,7 +248,7 @@ class DecodingState:
 
     def append(self, tokens: Tensor) -> None:
         """Append tokens[i] to row i without reading it."""
-        self.tokens = torch.cat([self.tokens, tokens[:, None]], dim=1)
+        self._columns.append(tokens[:, None])
         self.generated += 1
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -263,7 +300,7 @@ class DecodingState:
         )
 
     def _select_rows(self, rows: Tensor) -> None:
-        self.tokens = self.tokens[rows]
+        self._columns = [self.tokens[rows]]
         self.attend = None if self.attend is None else self.attend[rows]
 
 

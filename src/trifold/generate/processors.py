@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,13 +24,28 @@ ABSENT = -1  # padding of rows of tokens; no token has this id
 NEVER = float("-inf")  # logit of a forbidden token
 
 
-class Context(NamedTuple):
-    """The tokens before the next one.
+class Context(Protocol):
+    """The tokens before the next one. A search computes only what is read."""
 
-    tokens: (R, L) prompt or start token, then generated tokens; ABSENT before shorter rows.
-    generated: how many of them were generated. remaining: (R,) how many more tokens each row may
-    get. sources: (R, S) what an encoder read, if a processor needs it; ABSENT after shorter rows.
-    """
+    @property
+    def tokens(self) -> Tensor:
+        """(R, L) prompt or start token, then generated tokens; ABSENT before shorter rows."""
+
+    @property
+    def generated(self) -> int:
+        """How many of the tokens were generated."""
+
+    @property
+    def remaining(self) -> Tensor:
+        """(R,) how many more tokens each row may get."""
+
+    @property
+    def sources(self) -> Tensor | None:
+        """(R, S) what an encoder read, if a processor needs it; ABSENT after shorter rows."""
+
+
+class KnownContext(NamedTuple):
+    """A context whose values are known."""
 
     tokens: Tensor
     generated: int
@@ -259,7 +274,7 @@ def processor(
         for step in steps:
             logits = step(logits, context)
         if may_forbid_all:
-            empty = logits.amax(-1) == NEVER
+            empty = largest(logits) == NEVER
             if not bool(empty.any()):
                 return logits
             if not ends:
@@ -271,6 +286,13 @@ def processor(
         return logits
 
     return process
+
+
+def largest(logits: Tensor) -> Tensor:
+    """(R,) the largest logit of each row. numpy finds it in half the time, on one thread."""
+    if logits.is_cpu and logits.dtype is torch.float32:
+        return torch.from_numpy(logits.detach().numpy().max(-1))
+    return logits.amax(-1)
 
 
 # --- banned text ----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Choose the next token: the most likely one, or one drawn from a filtered distribution.
 
-A sampler chooses among log-probabilities and does not change them, so the score of an output is
+A sampler chooses among the logits of a row and does not change them, so the score of an output is
 independent of the temperature. Shapes: R rows, V vocabulary.
 """
 
@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trifold.generate.decoding import refuse_nan, refuse_non_finite
 from trifold.generate.processors import NEVER
 from trifold.generation_config import GenerationConfig
 
 HEAD = 512  # most likely tokens that top_p sorts first; they nearly always suffice
 
 Sampler = Callable[[Tensor, Tensor, int], Tensor]
-"""(log-probabilities (R, V), index of each row's random stream (R,), generated tokens so far) ->
-tokens (R,).
+"""(logits (R, V), index of each row's random stream (R,), generated tokens so far) -> tokens (R,).
+
+Raises TrifoldError for logits whose log-probabilities are NaN.
 """
 
 
@@ -97,12 +99,15 @@ def draw_weights(config: GenerationConfig) -> Callable[[Tensor], Tensor]:
     return weigh
 
 
-def greedy(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
-    """The most likely token."""
-    if log_probs.device.type == "cpu" and log_probs.dtype is torch.float32:
+def greedy(logits: Tensor, indices: Tensor, generated: int) -> Tensor:
+    """The most likely token: the one with the largest logit, or with one that is NaN."""
+    if logits.is_cpu and logits.dtype is torch.float32:
         # numpy's argmax is many times faster.
-        return torch.from_numpy(log_probs.detach().numpy().argmax(-1))
-    return log_probs.argmax(-1)
+        tokens = torch.from_numpy(logits.detach().numpy().argmax(-1))
+    else:
+        tokens = logits.argmax(-1)
+    refuse_non_finite(logits.gather(1, tokens[:, None]), "NaN scores")
+    return tokens
 
 
 def sampler(
@@ -119,7 +124,9 @@ def sampler(
     uniform = torch.from_numpy(np.stack(streams)).to(device)
     weigh = draw_weights(config)
 
-    def choose(log_probs: Tensor, indices: Tensor, generated: int) -> Tensor:
+    def choose(logits: Tensor, indices: Tensor, generated: int) -> Tensor:
+        log_probs = logits.log_softmax(-1)
+        refuse_nan(log_probs[:, 0])  # a NaN logit makes all of its row NaN
         mass = weigh(log_probs).cumsum(-1)
         # In (0, total], so that the first token whose cumulative mass reaches it has a probability
         # above 0.

@@ -56,6 +56,7 @@ def generate_tokens(
     codec: Codec | None = None,
     draft: Model | None = None,
     hook: SearchHook | None = None,
+    has_scores: bool = True,
 ) -> list[list[Hypothesis]]:
     """Generate the `num_return_sequences` best outputs for each row of `inputs` (B, S), best first.
 
@@ -64,13 +65,16 @@ def generate_tokens(
     depend on it, so batching and sorting do not change what is drawn. on_step: called with (tokens
     generated, unfinished sentences). codec: tokenizer of the outputs, for words and stop strings
     given as text. draft: a smaller model with the same vocabulary for speculative decoding; the
-    tokens stay the same. hook: see SearchHook. Beam search may find fewer outputs if fewer exist.
+    tokens stay the same. hook: see SearchHook. has_scores: False to save the time of scores where
+    no search compares them; they are NaN then. Beam search may find fewer outputs if fewer exist.
     Raises DataError for an empty or too long row, UsageError for incompatible arguments.
     """
     numbers = _check_numbers(numbers, inputs)
     if not numbers:
         return []
     setup = _setup(model, config, codec)
+    # Of several outputs the best ones come first.
+    setup = setup._replace(has_scores=has_scores or setup.config.num_return_sequences > 1)
     if on_step is not None:
         setup = setup._replace(on_step=on_step)
     if hook is not None:

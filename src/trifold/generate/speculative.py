@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from trifold.errors import UsageError
-from trifold.generate.decoding import DecodingState, Model, SearchSetup, refuse_nan
-from trifold.generate.processors import Context
+from trifold.generate.decoding import DecodingState, Model, SearchSetup
+from trifold.generate.processors import KnownContext
 from trifold.generate.sampling import Sampler
-from trifold.generate.token_search import SearchStep, take_step
+from trifold.generate.token_search import SearchStep, initial_scores, log_probs_of, take_step
 from trifold.nn import Inputs
 
 Proposer = Callable[[Sequence[int], int], list[int]]
@@ -30,16 +30,16 @@ def speculative_search(
     """The steps of one sentence, verifying proposals of `count` tokens at a time."""
     assert len(state.sentences) == 1, "rows accept different numbers of tokens"
     limit = int(state.limits[0])
-    score = state.logits.new_zeros(1)
+    score = initial_scores(state, setup)
     logits = state.logits
     generated: list[int] = []
     proposed: list[int] = []
     while True:
         for index in range(len(logits)):
-            log_probs = setup.process(logits[index : index + 1], state.context).log_softmax(-1)
-            token = choose(log_probs, state.sentences, state.generated)
-            score = score + log_probs[:, int(token)]
-            refuse_nan(score)
+            processed = setup.process(logits[index : index + 1], state.context)
+            token = choose(processed, state.sentences, state.generated)
+            if setup.has_scores:
+                score = score + log_probs_of(processed, token)
             step, _ = take_step(state, setup, token, score)
             generated.append(int(token))
             state.append(token)
@@ -89,9 +89,8 @@ def draft_proposer(
             length = known.shape[1]
             remaining = torch.full((1,), count + 1, device=new.device)
             tokens = torch.cat([prompt, known], dim=1)
-            context = Context(tokens, length, remaining, state.sources)
-            log_probs = setup.process(logits, context).log_softmax(-1)
-            token = choose(log_probs, sentence, length)
+            context = KnownContext(tokens, length, remaining, state.sources)
+            token = choose(setup.process(logits, context), sentence, length)
             proposed.append(int(token))
             if len(proposed) == count or proposed[-1] in setup.stopping.ids:
                 return proposed

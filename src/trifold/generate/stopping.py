@@ -91,6 +91,7 @@ class StoppingCriteria:
     ) -> None:
         assert codec is not None or not strings, "stop strings need a tokenizer"
         self.ids = list(ids)
+        self._ends = frozenset(ids)
         self.strings = list(strings)
         self.forced_eos = forced_eos
         self._codec = codec
@@ -100,6 +101,10 @@ class StoppingCriteria:
         if len(self.ids) == 1:  # without a copy to a GPU
             return tokens == self.ids[0]
         return torch.isin(tokens, torch.tensor(self.ids, dtype=tokens.dtype, device=tokens.device))
+
+    def may_end(self, tokens: Tensor) -> bool:
+        """Whether one of the tokens (n,) is an end token."""
+        return not self._ends.isdisjoint(tokens.tolist())
 
     def completes_string(
         self,

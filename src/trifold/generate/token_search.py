@@ -3,6 +3,7 @@
 Shapes: B sentences, K candidates, E model width, V vocabulary.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from trifold.errors import DataError
 from trifold.generate.decoding import DecodingState, SearchSetup, refuse_nan
-from trifold.generate.processors import ABSENT, NEVER, Context
+from trifold.generate.processors import ABSENT, NEVER, KnownContext
 from trifold.generate.sampling import Sampler
 from trifold.generate.stopping import Hypothesis
 
@@ -29,12 +30,12 @@ class SearchStep(NamedTuple):
 
 def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> Iterator[SearchStep]:
     """Append the token that `choose` returns to each sentence until it ends."""
-    scores = state.logits.new_zeros(len(state.sentences))
+    scores = initial_scores(state, setup)
     while True:
-        log_probs = setup.process(state.logits, state.context).log_softmax(-1)
-        tokens = choose(log_probs, state.sentences, state.generated)
-        scores = scores + log_probs.gather(1, tokens[:, None]).squeeze(1)
-        refuse_nan(scores)
+        logits = setup.process(state.logits, state.context)
+        tokens = choose(logits, state.sentences, state.generated)
+        if setup.has_scores:
+            scores = scores + log_probs_of(logits, tokens)
         step, remaining = take_step(state, setup, tokens, scores)
         if setup.hook is not None:
             ended = torch.isin(step.sentences, step.sentences.new_tensor([*step.ended]))
@@ -48,6 +49,17 @@ def token_search(state: DecodingState, setup: SearchSetup, choose: Sampler) -> I
             state.advance(tokens[remaining], remaining, remaining)
         else:
             return
+
+
+def initial_scores(state: DecodingState, setup: SearchSetup) -> Tensor:
+    """(B,) log P of no tokens; NaN if scores are not computed."""
+    value = 0.0 if setup.has_scores else math.nan
+    return state.logits.new_full((len(state.sentences),), value)
+
+
+def log_probs_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """logits (R, V), tokens (R,) -> (R,)."""
+    return logits.log_softmax(-1).gather(1, tokens[:, None]).squeeze(1)
 
 
 def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[SearchStep]:
@@ -73,7 +85,9 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Sea
     state.expand(k)
     while True:
         remaining_tokens = state.limits - state.generated
-        context = Context(state.tokens[chosen], state.generated, remaining_tokens, state.sources)
+        context = KnownContext(
+            state.tokens[chosen], state.generated, remaining_tokens, state.sources
+        )
         log_probs = setup.process(state.logits[chosen], context).log_softmax(-1)
         candidates, tokens = log_probs.topk(k)
         refuse_nan(candidates)
@@ -130,6 +144,9 @@ def take_step(
         return state.generated_tokens(rows)[:, : length - 1]
 
     stopping = setup.stopping
+    if not (stopping.strings or stopping.may_end(tokens) or min(state.limits.tolist()) <= length):
+        setup.on_step(length, len(tokens))
+        return SearchStep(state.sentences, tokens, {}), None
     full = state.limits <= length
     stopped = stopping.completes_string(before, tokens)
     ended = stopping.is_end(tokens) | full | stopped
