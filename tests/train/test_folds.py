@@ -28,7 +28,7 @@ from trifold.objectives.evaluation import PATH_LOGITS
 from trifold.recipe import load_recipe
 from trifold.train.data import load_data
 from trifold.train.fold_scores import Choice, JoinedFolds, fold_path
-from trifold.train.folds import _last_step
+from trifold.train.folds import _best_step, _last_step
 from trifold.train.held_out import HeldOut
 from trifold.train.monitor import View
 from trifold.train.run_folder import RunFolder
@@ -163,12 +163,23 @@ def test_a_run_is_listed_once_and_keeps_no_model_of_a_fold(finished):
     assert not left & {"model", "checkpoints", "tokenizer", "baselines.safetensors"}
 
 
-def held_out(step: int, value: float) -> HeldOut:
+def held_out(step: int, value: float, needed_share: float = 1.0) -> HeldOut:
     """A validation of one row. The loss is lower than before the first step."""
     none = np.zeros(0)
     row = np.zeros(1, np.int64)
     loss = 1.0 if step == 0 else 0.9
-    return HeldOut(step, value, loss, {}, None, [], row, row, none, {}, {})
+    return HeldOut(step, value, loss, {}, None, needed_share, [], row, row, none, {}, {})
+
+
+@pytest.mark.parametrize(("needed_share", "best"), [(0.91, 4), (0.89, 0)])
+def test_the_loss_of_the_folds_must_be_as_much_lower_as_that_of_a_single_run(
+    tmp_path, needed_share, best
+):
+    run = RunFolder(tmp_path)
+    fold = RunFolder(fold_path(run, 1))
+    for step in (0, 4):
+        held_out(step, step, needed_share).write(fold.held_out(step))
+    assert _best_step(run, 1, [0, 4]) == best
 
 
 @pytest.mark.parametrize(

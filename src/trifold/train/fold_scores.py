@@ -89,6 +89,13 @@ class JoinedFolds:
         return mean(fold.loss for fold in self.folds)
 
     @property
+    def loss_to_reach(self) -> float:
+        """The loss that training must get below, where these are the validations before the first
+        step.
+        """
+        return self.loss * self.folds[0].needed_share
+
+    @property
     def balance(self) -> Balance | None:
         """The mean score with the same weight for all classes, and the answer of a model that gives
         all rows of all folds the same.

@@ -290,12 +290,14 @@ def _choose(folder: RunFolder, recipe: Recipe, view: View) -> None:
 
 
 def _best_step(folder: RunFolder, count: int, validated: list[int]) -> int:
-    """The step with the best validations of the first `count` folds."""
+    """The step with the best validations of the first `count` folds, by the rules of a run."""
     best = BestValidation()
     for step in validated:
         joined = JoinedFolds.read(folder, count, step)
         found = joined.value, joined.loss, joined.balance
         best = best.after(step, *found, is_best=best.is_beaten(*found))
+        if step == 0:  # which is validated where a part is fitted
+            best = best._replace(fitted=joined.loss_to_reach)
     return best.step
 
 

@@ -33,7 +33,8 @@ DERIVED = ("outputs", "confidences")  # which follow from the logits
 class HeldOut:
     """A validation of a fold.
 
-    value: what is larger for better weights. names: of the classes. lines (N,): of the rows in
+    value: what is larger for better weights. needed_share: of the loss before the first step, that
+    training must get below. names: of the classes. lines (N,): of the rows in
     their file. labels, logits: of each row. parts: other predictions for the rows, by the name of
     the part of the model. baselines: the predictions of each baseline, by the name of its class.
     """
@@ -43,6 +44,7 @@ class HeldOut:
     loss: float
     scores: Mapping[str, float]
     balance: Balance | None
+    needed_share: float
     names: Sequence[str]
     lines: NDArray[np.int64]
     labels: NDArray[Any]
@@ -66,6 +68,7 @@ class HeldOut:
             result.loss,
             result.scores,
             result.balance,
+            objective.needed_share,
             [*objective.numbers],
             np.array(rows.lines, dtype=np.int64),
             labels,
@@ -82,6 +85,7 @@ class HeldOut:
             "loss": self.loss,
             "scores": dict(self.scores),
             "balance": self.balance,
+            "needed_share": self.needed_share,
             "names": list(self.names),
         }
         arrays = {"lines": self.lines, "labels": self.labels, "logits": self.logits}
@@ -106,6 +110,7 @@ class HeldOut:
                 float(facts["loss"]),
                 {str(name): float(value) for name, value in facts["scores"].items()},
                 None if balance is None else Balance(*balance),
+                float(facts.get("needed_share", 1.0)),  # earlier files have none
                 [*map(str, facts["names"])],
                 arrays["lines"],
                 arrays["labels"],
