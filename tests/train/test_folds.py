@@ -22,7 +22,9 @@ from trifold.baselines.stored import read_comparison
 from trifold.cli.runs import describe_run, find_runs
 from trifold.errors import DataError, SettingsError
 from trifold.folders import UntrustedPath
+from trifold.hub import save_model
 from trifold.jsonfiles import iter_metrics
+from trifold.nn import ModelConfig, Transformer
 from trifold.objectives import sizes
 from trifold.objectives.evaluation import PATH_LOGITS
 from trifold.recipe import load_recipe
@@ -304,14 +306,35 @@ def test_the_default_is_three_folds_of_few_rows(tmp_path, changes, holdout):
     assert load_recipe("classify", {"data.train": table} | changes).data.holdout == holdout
 
 
+def write_many(folder: Path, rows: int, words: int = 1) -> str:
+    lines = ["text,label", *(f"{'a text ' * words}{n},{n % 2}" for n in range(rows))]
+    (folder / "a.csv").write_text("\n".join(lines), encoding="utf-8")
+    return str(folder / "a.csv")
+
+
 @pytest.mark.parametrize(
-    ("rows", "holdout"), [(48, 0.1), (49, "folds:3"), (1_999, "folds:3"), (2_000, 0.1)]
+    ("rows", "words", "holdout"),
+    [
+        (48, 1, 0.1),
+        (49, 1, "folds:3"),
+        (5_000, 1, "folds:3"),
+        (5_001, 1, 0.1),
+        (1_999, 40, "folds:3"),  # of more tokens than rows above these may have
+        (2_000, 40, 0.1),
+    ],
 )
-def test_many_rows_and_very_few_are_held_out(tmp_path, rows, holdout):
-    lines = ["text,label", *(f"a text {n},{n % 2}" for n in range(rows))]
-    (tmp_path / "a.csv").write_text("\n".join(lines), encoding="utf-8")
-    recipe = load_recipe("classify", {"data.train": str(tmp_path / "a.csv")})
+def test_many_rows_and_very_few_are_held_out(tmp_path, rows, words, holdout):
+    recipe = load_recipe("classify", {"data.train": write_many(tmp_path, rows, words)})
     assert recipe.data.holdout == holdout and "data.holdout" in recipe.sized
+
+
+@pytest.mark.parametrize(("rows", "holdout"), [(1_999, "folds:3"), (2_000, 0.1)])
+def test_a_start_has_folds_of_fewer_rows(tmp_path, rows, holdout):
+    sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16, "vocab_size": 30}
+    config = ModelConfig.parse({"shape": "encoder", "heads": ["sequence"], **sizes})
+    save_model(tmp_path / "start", Transformer(config))
+    given = {"data.train": write_many(tmp_path, rows), "start_from": str(tmp_path / "start")}
+    assert load_recipe("classify", given).data.holdout == holdout
 
 
 def test_the_rows_of_a_workbook_are_counted(tmp_path):

@@ -1,6 +1,7 @@
 """What two texts share, as twelve numbers: words, pairs of words, stems, characters and numbers.
 
-Words count by their idf in the training texts: a rare word that both texts have says more.
+Words count by their idf in the training texts: a rare word that both texts have says more. Eight
+more numbers, `order_numbers`, are of the order of the words and of the lengths of the texts.
 """
 
 import math
@@ -28,7 +29,18 @@ NAMES = (
     "largest idf of a word that one text lacks",
     "logarithm of the number of words",
 )
+ORDER_NAMES = (
+    "longest common subsequence of words, as a share of both texts",
+    "longest common subsequence of words, as a share of the shorter text",
+    "Jaccard index of three adjacent words",
+    "cosine of the counts of 5 adjacent characters",
+    "characters of the shorter text, as a share of the longer one",
+    "logarithm of the ratio of characters, the second text by the first one",
+    "its absolute value",
+    "difference of the numbers of words",
+)
 PIECES = (3, 4)  # characters
+LONG_PIECES = (5,)
 
 
 @dataclass(frozen=True)
@@ -107,10 +119,45 @@ def cosine(first: dict[str, float], second: dict[str, float]) -> float:
     return ratio(product, math.sqrt(squares[0] * squares[1]))
 
 
-def pieces_of(words: Sequence[str]) -> dict[str, float]:
-    """How often each piece of the text occurs."""
+def order_numbers(first: str, second: str) -> list[float]:
+    """The numbers `ORDER_NAMES` of two texts."""
+    a = unicode_words(first)
+    b = unicode_words(second)
+    common = common_subsequence(a, b)
+    ratio_of_lengths = math.log((1 + len(second)) / (1 + len(first)))
+    return [
+        ratio(2 * common, len(a) + len(b)),
+        ratio(common, min(len(a), len(b))),
+        jaccard({*zip(a, a[1:], a[2:], strict=False)}, {*zip(b, b[1:], b[2:], strict=False)}),
+        cosine(pieces_of(a, LONG_PIECES), pieces_of(b, LONG_PIECES)),
+        ratio(min(len(first), len(second)), max(len(first), len(second))),
+        ratio_of_lengths,
+        abs(ratio_of_lengths),
+        float(abs(len(a) - len(b))),
+    ]
+
+
+def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """The length of the longest common subsequence, by bits of whole numbers (Hyyrö 2004).
+
+    Bit i of `open_places` is 0 where the length grows at place i of the first text: the length of
+    the best subsequence so far is the number of such bits.
+    """
+    places: dict[str, int] = {}
+    for place, word in enumerate(first):
+        places[word] = places.get(word, 0) | 1 << place
+    all_places = (1 << len(first)) - 1
+    open_places = all_places
+    for word in second:
+        matched = open_places & places.get(word, 0)
+        open_places = (open_places + matched | open_places - matched) & all_places
+    return len(first) - open_places.bit_count()
+
+
+def pieces_of(words: Sequence[str], sizes: Sequence[int] = PIECES) -> dict[str, float]:
+    """How often each piece of the text occurs. sizes: of the pieces, in characters."""
     text = " ".join(words)
-    pieces = [text[at : at + size] for size in PIECES for at in range(len(text) - size + 1)]
+    pieces = [text[at : at + size] for size in sizes for at in range(len(text) - size + 1)]
     return dict[str, float](Counter(pieces))
 
 

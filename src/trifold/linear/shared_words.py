@@ -12,7 +12,15 @@ from itertools import chain, pairwise
 import numpy as np
 
 from trifold.linear.hashed import SparseRows, hashed_names
-from trifold.linear.overlap import cosine, have_other_numbers, jaccard, pieces_of, ratio
+from trifold.linear.overlap import (
+    ORDER_NAMES,
+    cosine,
+    have_other_numbers,
+    jaccard,
+    order_numbers,
+    pieces_of,
+    ratio,
+)
 from trifold.scripts import STEM, unicode_words
 
 # The blocks of a pair: words of both texts, of each, and of one only; numbers without idf.
@@ -22,18 +30,26 @@ BLOCKS = 5
 WITHOUT_IDF = (0, 4, 6, 7, 8, 9, 11)
 
 
-def counted_pairs(firsts: Sequence[str], seconds: Sequence[str], buckets: int) -> SparseRows:
+def counted_pairs(
+    firsts: Sequence[str], seconds: Sequence[str], buckets: int, *, has_order: bool = False
+) -> SparseRows:
     """The words of pairs of texts by bucket, and the numbers without idf.
 
     The value of a word is how often its text has it; of a shared one, the product of both.
+    has_order: whether the numbers of order and lengths follow.
     """
     pairs = [*map(_of_pair, firsts, seconds)]
+    columns = len(WITHOUT_IDF)
+    if has_order:
+        columns += len(ORDER_NAMES)
+        for (_, given), first, second in zip(pairs, firsts, seconds, strict=True):
+            given += order_numbers(first, second)
     words = [[*block] for blocks, _ in pairs for block in blocks]
     counts = [[*block.values()] for blocks, _ in pairs for block in blocks]
     ids = hashed_names([*chain.from_iterable(words)], buckets)
     sizes = np.array([len(block) for block in words], np.int64).reshape(-1, GIVEN)
-    numbers = np.array([given for _, given in pairs], np.float32).reshape(-1, len(WITHOUT_IDF))
-    of_numbers = np.full((len(sizes), 1), len(WITHOUT_IDF))
+    numbers = np.array([given for _, given in pairs], np.float32).reshape(-1, columns)
+    of_numbers = np.full((len(sizes), 1), columns)
     starts = np.cumsum([0, *np.hstack([sizes, of_numbers]).ravel()])
     is_given = np.repeat(np.arange(len(starts) - 1) % BLOCKS == GIVEN, np.diff(starts))
     all_ids = np.zeros(starts[-1], np.int64)

@@ -1,7 +1,7 @@
 """The numbers of what two texts share, from counts of their words.
 
-Five of the twelve numbers depend on the idf of words, which a model holds by buckets of hashed
-words; the others are given. Shapes: B pairs, N counted words, K blocks.
+Five of the first twelve numbers depend on the idf of words, which a model holds by buckets of
+hashed words; the others are given. Shapes: B pairs, N counted words, K blocks, F numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from trifold.nn.inputs import RowFeatures
 
 NUMBERS = 12  # of what two texts share
+ORDER_NUMBERS = 8  # of the order of the words and of lengths, which may follow
 # The blocks of counts of a pair: words of both texts, of each, and of one only; numbers that depend
 # on no idf.
 SHARED, FIRST, SECOND, UNSHARED, WITHOUT = range(5)
@@ -22,9 +23,9 @@ WITHOUT_IDF = (0, 4, 6, 7, 8, 9, 11)
 WITH_IDF = (1, 2, 3, 5, 10)
 
 
-def overlap_numbers(features: RowFeatures, idf: Tensor) -> Tensor:
-    """(B, 12) what the texts of each pair share (`linear.overlap`), from counts of their words
-    (`linear.shared_words`).
+def overlap_numbers(features: RowFeatures, idf: Tensor, order_numbers: int = 0) -> Tensor:
+    """(B, F) what the texts of each pair share (`linear.overlap`), from counts of their words
+    (`linear.shared_words`): 12 numbers, and so many of the order.
     """
     ids, starts = features.ids, features.starts
     values = features.values.to(idf.dtype)
@@ -46,10 +47,11 @@ def overlap_numbers(features: RowFeatures, idf: Tensor) -> Tensor:
         _ratio(product, (lengths[0] * lengths[1]).sqrt()),
         largest,
     ]
+    given = values[block == WITHOUT].view(-1, len(WITHOUT_IDF) + order_numbers)
     numbers = values.new_empty(len(shared), NUMBERS)
-    numbers[:, WITHOUT_IDF] = values[block == WITHOUT].view(-1, len(WITHOUT_IDF))
+    numbers[:, WITHOUT_IDF] = given[:, : len(WITHOUT_IDF)]
     numbers[:, WITH_IDF] = torch.stack(with_idf, 1)
-    return numbers
+    return torch.cat([numbers, given[:, len(WITHOUT_IDF) :]], 1)
 
 
 def _of_blocks(values: Tensor, starts: Tensor, mode: str) -> Tensor:

@@ -611,7 +611,8 @@ class WalkPart(Part):
 class FeatureColumns(NamedTuple):
     """How many columns of `nn.inputs.RowFeatures` are n-grams of words and of characters, and how
     many are numbers that are given; or how many are words of two texts that are compared. filters:
-    the patches that an image is compared with. forms: of the word of each token.
+    the patches that an image is compared with. forms: of the word of each token. order_numbers:
+    of two texts, beside their words.
     """
 
     words: int = 0
@@ -620,6 +621,7 @@ class FeatureColumns(NamedTuple):
     compared: int = 0
     filters: int = 0
     forms: int = 0
+    order_numbers: int = 0
 
 
 class LogitsPart(Part):

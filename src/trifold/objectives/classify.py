@@ -377,8 +377,10 @@ class Classify(LabelledObjective):
 
     def _count_pairs(self, rows: Rows) -> SparseRows:
         """The counted words of rows with two texts."""
-        buckets = path_columns(self.config).compared
-        return counted_pairs(rows.columns["text"], rows.columns["pair"], buckets)
+        columns = path_columns(self.config)
+        texts, pairs = (rows.columns[role] for role in ("text", "pair"))
+        has_order = columns.order_numbers > 0
+        return counted_pairs(texts, pairs, columns.compared, has_order=has_order)
 
     @cached_property
     def _fitted_path(self) -> Fitted:

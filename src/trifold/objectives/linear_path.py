@@ -24,7 +24,7 @@ from trifold.linear.ridge import fit_ridge
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import MULTI, REGRESSION
 from trifold.nn.inputs import RowFeatures
-from trifold.nn.overlap import FIRST, PAIR_BLOCKS, SECOND, overlap_numbers
+from trifold.nn.overlap import FIRST, ORDER_NUMBERS, PAIR_BLOCKS, SECOND, overlap_numbers
 from trifold.nn.parts import FeatureColumns, LogitsPart, part_of
 from trifold.predict.text_features import as_features, text_features
 from trifold.predict.word_features import WordRows
@@ -132,7 +132,7 @@ def with_path_of_pairs(config: ModelConfig) -> ModelConfig:
     """The config with a path on what two texts share, if it has one."""
     if not has_path(config):
         return config
-    columns = FeatureColumns(compared=WORDS_OF_PAIRS)
+    columns = FeatureColumns(compared=WORDS_OF_PAIRS, order_numbers=ORDER_NUMBERS)
     return part_of(LogitsPart, config).with_columns(config, columns)
 
 
@@ -253,8 +253,9 @@ def fit_pairs(
     counted: their words.
     """
     problem = Problem(config, class_weights, STRENGTH_OF_PAIRS)
-    idf = torch.from_numpy(_idf_of_pairs(counted, path_columns(config).compared))
-    values = overlap_numbers(as_features(counted), idf)
+    columns = path_columns(config)
+    idf = torch.from_numpy(_idf_of_pairs(counted, columns.compared))
+    values = overlap_numbers(as_features(counted), idf, columns.order_numbers)
     means = values.mean(0)
     deviations = values.std(0, correction=0)
     deviations[deviations == 0] = 1

@@ -29,9 +29,12 @@ from trifold.predict.answer import MAX_ANSWER_LENGTH
 WIDTHS = ((50_000, 64, 2), (1_000_000, 128, 2), (inf, 256, 4))
 GRAY = ("1", "L", "LA", "I", "I;16")  # modes of Pillow without colors
 HELD_OUT = 500_000  # most tokens of the held-out tenth
-# The tasks of which folds choose the steps, for so many rows (with the header of a table).
+# The tasks of which folds choose the steps, for so many rows (with the header of a table); of a new
+# model also for more rows with so few tokens that the folds take about a minute.
 FOLDED = ("classify",)
 FOLDED_ROWS = range(50, 2_001)
+MORE_FOLDED_ROWS = range(50, 5_002)
+FOLDED_TOKENS = 130_000
 FOLDS = "folds:3"
 FEWEST_POSITIONS = 64
 MOST_POSITIONS = 512
@@ -114,7 +117,7 @@ def estimate_sizes(
         size, of_images = _size_of_images(data, start)
     else:
         size = _estimate_texts(groups)
-        may_fold &= size.rows in FOLDED_ROWS
+        may_fold &= _are_few(size, is_new=start is None)
         if plan.rows is None:  # the examples may be others than the rows
             size = size._replace(rows=0)
     chosen = sizes_for(groups, size, start, plan)
@@ -132,6 +135,13 @@ def estimate_sizes(
         if may_fold:
             chosen["data"] = {"holdout": FOLDS}
     return chosen
+
+
+def _are_few(size: DataSize, *, is_new: bool) -> bool:
+    """Whether there are so few rows that folds choose the steps. is_new: of a new model."""
+    if is_new and size.tokens <= FOLDED_TOKENS:
+        return size.rows in MORE_FOLDED_ROWS
+    return size.rows in FOLDED_ROWS
 
 
 def _estimate_texts(groups: Groups) -> DataSize:

@@ -25,7 +25,8 @@ def text_features(
     if columns.compared:
         if pairs is None:
             return None
-        return as_features(counted_pairs(texts, pairs, columns.compared))
+        has_order = columns.order_numbers > 0
+        return as_features(counted_pairs(texts, pairs, columns.compared, has_order=has_order))
     if not (columns.words or columns.characters):
         return None
     return as_features(hashed_ngrams(texts, columns.words, columns.characters))

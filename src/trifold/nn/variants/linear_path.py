@@ -4,8 +4,8 @@
 
 x_k are the features of block k: n-grams of words, n-grams of characters, or numbers that are given.
 Counts c of n-grams become TF-IDF of length 1, x = c · idf / ‖c · idf‖, in each block for itself.
-Of two texts, x are twelve numbers of what they share, one block. Of an image, x are the numbers of
-its patches (`nn.patch_filters`). Of a token, x are the forms of its word and of its neighbors
+Of two texts, x are 12 or 20 numbers of what they share, one block. Of an image, x are the numbers
+of its patches (`nn.patch_filters`). Of a token, x are the forms of its word and of its neighbors
 (`linear.forms`), weighted as n-grams are.
 W, b and idf are fitted before training and stay as they are; the scale s is learned. N-grams that
 the training texts lack have idf 0. Shapes: B rows, K blocks, F features, C classes.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -53,6 +53,9 @@ class LinearPath(Settings):
     forms: int = Field(
         0, ge=0, le=MOST_BUCKETS, description="instead, of a tagger: buckets of the forms of words"
     )
+    order_numbers: Literal[0, 8] = Field(
+        0, description="beside compared: numbers of the order of words, and of lengths"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -71,6 +74,11 @@ class LinearPath(Settings):
     def columns(self) -> int:
         """F."""
         return self.ngrams + self.given
+
+    @property
+    def shared_numbers(self) -> int:
+        """The numbers of what two texts share."""
+        return NUMBERS + self.order_numbers
 
     @property
     def counted_blocks(self) -> int:
@@ -144,16 +152,17 @@ class LinearLogits(nn.Module):
 
 
 class OverlapLogits(LinearLogits):
-    """s · (x W + b) of the numbers x (B, 12) of what two texts share: weight (12, C), bias (C,).
+    """s · (x W + b) of the numbers x (B, F) of what two texts share: weight (F, C), bias (C,), F
+    being 12 or 20.
 
-    idf: (F + 1,) of the words by bucket, 0 of buckets without words; the last one is that of a word
+    idf: (N + 1,) of the words by bucket, 0 of buckets without words; the last one is that of a word
     that no training text has.
     """
 
     def __init__(self, settings: LinearPath, classes: int) -> None:
         nn.Module.__init__(self)
         self.settings = settings
-        self.weight = _fixed(NUMBERS, classes)
+        self.weight = _fixed(settings.shared_numbers, classes)
         self.bias = _fixed(classes)
         self.idf = _fixed(settings.compared + 1)
         self.scale = nn.Parameter(torch.empty(1))
@@ -161,7 +170,7 @@ class OverlapLogits(LinearLogits):
     def logits(self, features: RowFeatures) -> Tensor:
         """x W + b (B, C), in float32 or float64."""
         wide = torch.promote_types(self.weight.dtype, torch.float32)
-        numbers = overlap_numbers(features, self.idf.to(wide))
+        numbers = overlap_numbers(features, self.idf.to(wide), self.settings.order_numbers)
         return numbers @ self.weight.to(wide) + self.bias.to(wide)
 
 
@@ -234,6 +243,7 @@ class LinearPathPart(LogitsPart):
             settings.compared,
             settings.filters,
             settings.forms,
+            settings.order_numbers,
         )
 
     def with_columns(self, config: AnyConfig, columns: FeatureColumns) -> AnyConfig:
@@ -249,7 +259,7 @@ class LinearPathPart(LogitsPart):
             return
         letters = {"N": settings.columns, "n": settings.ngrams}
         if settings.compared:
-            letters = {"N": NUMBERS, "n": settings.compared + 1}
+            letters = {"N": settings.shared_numbers, "n": settings.compared + 1}
         if settings.forms:
             letters = {"N": settings.forms, "n": settings.forms}
         yield FormulaRow("linear path", "N·C + C + n + 1", letters)
@@ -262,6 +272,8 @@ class LinearPathPart(LogitsPart):
         text = ""
         if len(alone) + (settings.columns > 0) > 1:
             text = f"linear_path.{alone[0]} excludes its other columns"
+        elif settings.order_numbers and not settings.compared:
+            text = "linear_path.order_numbers is of two texts and needs linear_path.compared"
         elif not alone and not settings.columns:
             text = "linear_path has no columns"
         elif config.n_patches and not settings.filters:
