@@ -1,60 +1,66 @@
-"""Huge pages for the memory of weights."""
+"""Memory of weights in huge pages."""
 
-import platform
+import gc
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 
-from trifold.fast import huge_pages
-from trifold.fast.huge_pages import PAGE_BYTES, advise_huge_pages
+from trifold.fast.huge_pages import ALIGNMENT, PAGE_BYTES, new_memory
 
 SMAPS = Path("/proc/self/smaps")
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def huge_kilobytes(address: int) -> int:
-    """The size of the huge pages in the region of memory with that address."""
+def sizes_at(address: int) -> dict[str, int]:
+    """Kilobytes by name of the region of memory with that address."""
+    found = {}
     is_inside = False
     for line in SMAPS.read_text().splitlines():
         first, *rest = line.split()
         if "-" in first and not first.endswith(":"):
             start, end = (int(each, 16) for each in first.split("-"))
             is_inside = start <= address < end
-        elif is_inside and first == "AnonHugePages:":
-            return int(rest[0])
-    return 0
+        elif is_inside and rest[-1:] == ["kB"]:
+            found[first.rstrip(":")] = int(rest[0])
+    return found
 
 
-def test_advised_tensors_smaller_than_a_page_get_huge_pages():
-    if not SMAPS.exists() or not SETTING.exists() or "[never]" in SETTING.read_text():
-        pytest.skip("this system has no huge pages")
-    if tuple(map(int, platform.release().split(".")[:2])) < (6, 1):
-        pytest.skip("this version of Linux makes huge pages only of memory without contents")
-    tensors = [torch.empty(3 * PAGE_BYTES // 4, dtype=torch.uint8) for _ in range(24)]
-    before = sum(map(huge_kilobytes, {each.data_ptr() for each in tensors}))
-    advise_huge_pages(tensors)
-    assert sum(map(huge_kilobytes, {each.data_ptr() for each in tensors})) > before
+@pytest.mark.skipif(
+    not SETTING.exists() or "[never]" in SETTING.read_text(), reason="no huge pages here"
+)
+def test_tensors_smaller_than_a_page_get_huge_pages() -> None:
+    tensors = new_memory([3 * PAGE_BYTES // 4] * 24)
     for number, each in enumerate(tensors):
         each.fill_(number)
+    assert sizes_at(tensors[0].data_ptr())["AnonHugePages"] >= 8 * PAGE_BYTES // 1024
     assert all(bool((each == number).all()) for number, each in enumerate(tensors))
 
 
-def test_pages_contain_all_tensors_and_do_not_overlap():
-    sizes = (1, PAGE_BYTES // 2, 3 * PAGE_BYTES, 5000)
-    tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes for _ in range(3)]
-    pages = list(huge_pages._pages(tensors))
-    for each in tensors:
-        start, end = each.data_ptr(), each.data_ptr() + each.nbytes
-        assert sum(first <= start and end <= last for first, last in pages) == 1
-    ends = [last for _, last in pages[:-1]]
-    assert all(end < start for end, (start, _) in zip(ends, pages[1:], strict=True))
-    assert all(each % PAGE_BYTES == 0 for page in pages for each in page)
+@pytest.mark.skipif(not SMAPS.exists(), reason="not Linux")
+def test_memory_is_freed_with_each_tensor() -> None:
+    tensors = new_memory([PAGE_BYTES] * 4 + [100, PAGE_BYTES])
+    for number, each in enumerate(tensors):
+        each.fill_(number)
+    address = tensors[5].data_ptr()
+    before = sizes_at(address)["Rss"]
+    del tensors[1:4], each
+    gc.collect()
+    assert sizes_at(address)["Rss"] <= before - 3 * PAGE_BYTES // 1024
+    assert [int(each.unique()) for each in tensors] == [0, 4, 5]
 
 
-def test_advice_does_nothing_for_empty_tensors_and_other_devices_and_systems(monkeypatch):
-    advise_huge_pages([torch.empty(0), torch.empty(4, device="meta")])
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(huge_pages.ctypes, "CDLL", None)
-    advise_huge_pages([torch.empty(4)])
+@pytest.mark.parametrize("system", [sys.platform, "darwin"])
+def test_tensors_are_aligned_and_have_storages_of_their_own(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    sizes = [1, 100, 0, PAGE_BYTES, 5000]
+    tensors = new_memory(sizes)
+    assert [each.untyped_storage().nbytes() for each in tensors] == sizes
+    spans = sorted((each.data_ptr(), each.nbytes) for each in tensors if each.nbytes)
+    assert all(start % ALIGNMENT == 0 for start, _ in spans)
+    for (start, size), (following, _) in pairwise(spans):
+        assert start + size <= following
+    assert new_memory([]) == []

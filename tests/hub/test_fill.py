@@ -12,6 +12,7 @@ from tests.models import TWO_LAYERS
 import trifold
 from trifold.errors import CheckpointError, UsageError
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.huge_pages import new_memory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub import fill, load_model, save_model
@@ -44,13 +45,17 @@ def test_all_parameters_are_aligned_and_equal_the_file(folder: Path, dtype: torc
         assert got.data_ptr() % 64 == 0 and got.is_contiguous()
 
 
-def test_all_parameters_are_advised_to_huge_pages(folder: Path, monkeypatch: Any) -> None:
-    advised: set[int] = set()
-    monkeypatch.setattr(
-        fill, "advise_huge_pages", lambda tensors: advised.update(t.data_ptr() for t in tensors)
-    )
+def test_all_parameters_are_in_memory_with_huge_pages(folder: Path, monkeypatch: Any) -> None:
+    made: set[int] = set()
+
+    def recorded(sizes: list[int]) -> list[torch.Tensor]:
+        tensors = new_memory(sizes)
+        made.update(each.data_ptr() for each in tensors)
+        return tensors
+
+    monkeypatch.setattr(fill, "new_memory", recorded)
     model, _ = load_model(folder)
-    assert advised == {parameter.data_ptr() for parameter in model.parameters()}
+    assert made == {parameter.data_ptr() for parameter in model.parameters()}
 
 
 @pytest.mark.parametrize("inference", [False, True])

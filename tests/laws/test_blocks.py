@@ -10,6 +10,7 @@ from tests.models import add_noise
 from torch import Tensor
 
 from trifold import fast
+from trifold.fast.block_layout import FileRows, lay_out
 from trifold.fast.block_weight import BlockWeight
 from trifold.hub.fill import fill_model
 from trifold.nn import Inputs, ModelConfig, Transformer
@@ -61,6 +62,18 @@ def test_logits_are_those_of_the_values(bits: int, dtype: torch.dtype) -> None:
         inputs = Inputs(torch.randint(50, (1, length)))
         with torch.inference_mode():
             assert_near(blocks.head_outputs(inputs)["lm"], dense.head_outputs(inputs)["lm"], dtype)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("Q8_0", 34), ("Q4_0", 18), ("Q4_1", 20)])
+def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str, size: int) -> None:
+    table = torch.randint(0, 100, (50, 3 * size), dtype=torch.uint8)
+    order = torch.randperm(50)[:37]
+    [(found, is_finite)] = lay_out([FileRows(table, order, kind)], torch.bfloat16)
+    make = {"Q8_0": BlockWeight.from_q8_0, "Q4_0": BlockWeight.from_q4_0}
+    expected = make.get(kind, BlockWeight.from_q4_1)(table[order], (37, 96))
+    assert torch.equal(found.values, expected.values)
+    assert torch.equal(found.scales, expected.scales)
+    assert is_finite
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -9,7 +9,7 @@ bytes.
 import numpy as np
 
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
-BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE = 7, 8, 9
+BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE, BLOCK_LAYOUT = 7, 8, 9, 10
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 ITEM_BYTES = (4, 2, 1)
 # The kinds of weights in blocks: their bits, and the code of 0; those with offsets have none.

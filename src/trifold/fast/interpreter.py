@@ -18,6 +18,7 @@ from trifold.fast.dot_products import TILE
 from trifold.fast.instruction import (
     ATTENTION,
     BLOCK_DEQUANTIZE,
+    BLOCK_LAYOUT,
     BLOCK_MATMUL,
     BLOCK_QUANTIZE,
     DEQUANTIZE,
@@ -49,6 +50,7 @@ from trifold.fast.step_blocks import (
     quantized_rows,
     release_rows,
 )
+from trifold.fast.step_layout import lay_out_panel
 from trifold.fast.step_linear import (
     dequantize_row,
     finish_row,
@@ -112,6 +114,8 @@ def _run_units(op: Any, units: range) -> None:
             quantize_blocks(op, row, op.out)
         elif op.opcode == BLOCK_DEQUANTIZE:
             dequantize_panel(op, row)
+        elif op.opcode == BLOCK_LAYOUT:
+            lay_out_panel(op, row)
         else:
             round_row(op, row)
 

@@ -29,7 +29,7 @@ if find_spec("numba") is None:
 
 SOURCES = (
     *("block_tile", "block_weight", "dot_products", "instruction", "interpreter", "intrinsics"),
-    *("loops", "machine_code", "step_attention", "step_blocks", "step_linear"),
+    *("loops", "machine_code", "step_attention", "step_blocks", "step_layout", "step_linear"),
 )
 DIGEST = sha256().digest_size
 SYMBOL = "trifold_run_thread"
@@ -50,6 +50,11 @@ def entry_point() -> int:
     """
     with _lock:
         return _load().address
+
+
+def is_on_disk() -> bool:
+    """Whether an earlier process has compiled the code, so that this one only loads it."""
+    return any((folder / _name()).is_file() for folder in _folders())
 
 
 @cache

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trifold.errors import CheckpointError
 from trifold.fast.block_weight import BLOCK, BlockWeight
-from trifold.fast.huge_pages import advise_huge_pages
+from trifold.fast.huge_pages import new_memory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.smoothing import is_smoothed, layers_of_states, smooth
@@ -40,14 +40,17 @@ def fill_model(
     dtype: torch.dtype,
     device: str | torch.device,
     stored: Stored | None = None,
-    blocks: Mapping[str, Callable[[torch.dtype], QuantizedWeight]] = NONE,
+    blocks: Mapping[str, QuantizedWeight] = NONE,
+    *,
+    shares: bool = False,
 ) -> None:
     """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
     for corrections of routers, whose differences are smaller than those of bfloat16.
 
     stored: how linear weights and token embeddings are stored, see `_small_weight`. In int8, those
         of encoders in bfloat16 have factors (`fast.smoothing`).
-    blocks: matrices that are not among the tensors, by name, each made for results of a type.
+    blocks: matrices that are not among the tensors, by name.
+    shares: tensors that need no conversion become parameters without a copy.
 
     Raises CheckpointError for a matrix that has no such form.
     """
@@ -55,8 +58,8 @@ def fill_model(
         buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model)
-    for name, make in blocks.items():
-        _replace(matrices[parameters.pop(name)], make(dtype).to(device))
+    for name, weight in blocks.items():
+        _replace(matrices[parameters.pop(name)], weight.to(device))
     if stored not in ("int8", "int4"):
         matrices = {}
     smooths = stored == "int8" and dtype is torch.bfloat16 and is_smoothed(model.config)
@@ -68,12 +71,14 @@ def fill_model(
     wide = torch.promote_types(dtype, torch.float32)
     for module in model.modules():
         types |= {getattr(module, name): wide for name in getattr(module, "wide_parameters", ())}
-    memory = {
-        name: torch.empty(parameter.shape, dtype=types.get(parameter, dtype), device=device)
-        for name, parameter in parameters.items()
-        if parameter not in matrices
-    }
-    advise_huge_pages(memory.values())
+    memory = _new_tensors(
+        {
+            name: torch.empty(parameter.shape, dtype=types.get(parameter, dtype), device="meta")
+            for name, parameter in parameters.items()
+            if parameter not in matrices
+        },
+        device,
+    )
     with _copying(device, sum(target.numel() for target in memory.values())) as copy:
         for name, tensor in tensors:
             parameter = parameters.pop(name)
@@ -81,12 +86,31 @@ def fill_model(
                 modules = matrices[parameter]
                 bits = _block_bits(model, modules, stored)
                 _replace(modules, _small_weight(name, tensor.to(device), dtype, bits))
+            elif shares and _needs_no_copy(tensor, memory[name]):
+                parameter.data = tensor
             else:
                 parameter.data = memory[name]
                 copy(tensor, memory[name])
     assert not parameters, f"not read: {', '.join(parameters)}"
     if smooths:
         smooth(model)
+
+
+def _needs_no_copy(tensor: Tensor, target: Tensor) -> bool:
+    """Whether the tensor is what a copy to the target would be."""
+    same_kind = tensor.dtype == target.dtype and tensor.device == target.device
+    return same_kind and tensor.is_contiguous()
+
+
+def _new_tensors(shapes: Mapping[str, Tensor], device: str | torch.device) -> dict[str, Tensor]:
+    """Uninitialized tensors of these shapes and types on a device."""
+    if torch.device(device).type != "cpu":
+        return {name: torch.empty_like(shape, device=device) for name, shape in shapes.items()}
+    memory = new_memory([shape.nbytes for shape in shapes.values()])
+    return {
+        name: part.view(shape.dtype).view(shape.shape)
+        for part, (name, shape) in zip(memory, shapes.items(), strict=True)
+    }
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.fast.block_weight import BlockWeight
 from trifold.folders import AnyPath, UntrustedPath, folder_or_file, named
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
@@ -194,13 +195,15 @@ def load_model(
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     model = Transformer(config, initialize=False)
     tensors = rules.loading(table, theirs, parameters)
-    blocks = {}
+    blocks: dict[str, BlockWeight] = {}
     # Encoders read many rows at once, whose products are faster with decoded weights.
     if stored == "file" and isinstance(folder, GGUFFolder) and config.decoder_layers:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        blocks = folder.matrices(lambda made: rules.loading(table, made, parameters), shapes)
+        blocks = folder.matrices(lambda made: rules.loading(table, made, parameters), shapes, dtype)
     decoded = ((name, tensors[name]) for name in tensors if name not in blocks)
-    fill_model(model, decoded, dtype, device, stored=stored, blocks=blocks)
+    # Numbers in a file whose types are kept stay in the memory of the file.
+    shares = stored == "file" and isinstance(folder, GGUFFolder)
+    fill_model(model, decoded, dtype, device, stored=stored, blocks=blocks, shares=shares)
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     return model.eval(), generation

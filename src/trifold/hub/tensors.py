@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.fast.huge_pages import release_pages
 from trifold.folders import AnyPath, UntrustedPath, named, open_file
 from trifold.hub.quantized import REMEDY
 from trifold.jsonfiles import parse_json
@@ -181,15 +182,8 @@ def mapped_bytes(memory: mmap.mmap, start: int, end: int) -> Tensor:
     freed when the tensor is.
     """
     view = memoryview(memory)[start:end]  # which lives as long as the tensor
-    weakref.finalize(view, _release, memory, start, end).atexit = False
+    weakref.finalize(view, release_pages, memory, start, end).atexit = False
     return torch.frombuffer(view, dtype=torch.uint8)
-
-
-def _release(memory: mmap.mmap, start: int, end: int) -> None:
-    """Free the pages of a tensor. What a neighbour has on them is read from the file again."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        first = start // mmap.PAGESIZE * mmap.PAGESIZE
-        memory.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
 def list_problems(what: str, problems: list[str]) -> CheckpointError:

@@ -13,14 +13,16 @@ from tests.hub.gguf.writing import CASES, Types
 from torch import Tensor
 
 import trifold
+from trifold import fast
 from trifold.errors import CheckpointError, UsageError
+from trifold.fast import block_layout
 from trifold.fast.block_weight import BlockWeight
 from trifold.hub import load_model
 from trifold.hub.fill import named_matrices
 from trifold.hub.gguf import matrices
 from trifold.hub.gguf.blocks import TYPES, BlockType, dequantize
 from trifold.hub.gguf.file_format import TensorEntry
-from trifold.hub.gguf.matrices import moved_matrices, stored_matrices
+from trifold.hub.gguf.matrices import MovedRows, lay_out, moved_matrices, stored_matrices
 from trifold.hub.tensors import TransformedTensors
 from trifold.nn import Inputs, Transformer
 
@@ -54,6 +56,11 @@ def stored(kind: BlockType, shape: tuple[int, ...] = (ROWS, WIDTH)) -> tuple[Map
     return stored_matrices({"a": entry}, lambda _name: raw.flatten()), values
 
 
+def made_by(rows: MovedRows, dtype: torch.dtype = torch.float32) -> BlockWeight:
+    """The matrix of these rows."""
+    return dict(lay_out({"ours": rows}, dtype))["ours"]
+
+
 def move_by(function: Callable[[Tensor], Tensor]) -> Callable[[Mapping], Mapping]:
     return lambda tensors: TransformedTensors({"ours": "a"}, lambda _, a: function(tensors[a]))
 
@@ -65,8 +72,8 @@ def move_by(function: Callable[[Tensor], Tensor]) -> Callable[[Mapping], Mapping
 def test_values_of_all_types(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = KINDS[name]
     tensors, values = stored(kind)
-    make = moved_matrices(tensors, move_by(lambda x: x), {"ours": values.shape})["ours"]
-    weight = make(torch.float32)
+    rows = moved_matrices(tensors, move_by(lambda x: x), {"ours": values.shape})["ours"]
+    weight = made_by(rows)
     ours = weight.dequantize()
     if name in EXACT:
         assert torch.equal(ours, values)
@@ -74,11 +81,52 @@ def test_values_of_all_types(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         ranges = values.view(ROWS, -1, 32).abs().amax(-1, keepdim=True)
         errors = (ours - values).view(ROWS, -1, 32).abs() / ranges
         assert 0 < errors.max() < BOUNDS.get(name, HALF_A_STEP + 2**-11)
-    assert make(torch.bfloat16).dequantize().dtype is torch.bfloat16
+    assert made_by(rows, torch.bfloat16).dequantize().dtype is torch.bfloat16
     monkeypatch.setattr(matrices, "CHUNK", 16 * WIDTH)
-    assert torch.equal(make(torch.float32).dequantize(), ours)
+    assert torch.equal(made_by(rows).dequantize(), ours)
     expected_bits = 4 if name in ("Q4_0", "Q4_1", "Q4_K") else 8
     assert weight.bits == expected_bits
+
+
+@pytest.fixture
+def compiled() -> None:
+    """Matrices are laid out by compiled code."""
+    pytest.importorskip("numba")
+    fast.compiled_interpreter().entry_point()  # which writes it to disk
+    fast.enable()
+    assert block_layout.can_lay_out()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("rows", [16, 40, 47])
+@pytest.mark.parametrize("name", block_layout.KINDS)
+def test_compiled_code_lays_out_the_same(name: str, rows: int) -> None:
+    tensors, values = stored(KINDS[name], (rows, WIDTH))
+    orders = {"all": slice(0, rows), "some": slice(8, rows), "moved": torch.randperm(rows)}
+    moved = {key: MovedRows(tensors["a"], order) for key, order in orders.items()}
+    found = dict(lay_out(moved, torch.bfloat16))
+    with fast.disabled():
+        expected = dict(lay_out(moved, torch.bfloat16))
+    for key, weight in found.items():
+        assert torch.equal(weight.values, expected[key].values)
+        assert torch.equal(weight.scales.view(torch.int16), expected[key].scales.view(torch.int16))
+        assert (weight.shape, weight.dtype) == (expected[key].shape, torch.bfloat16)
+        assert torch.equal(weight.dequantize(), values[orders[key]].bfloat16())
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("name", block_layout.KINDS)
+@pytest.mark.parametrize("at", [0, 1])
+def test_compiled_code_finds_numbers_that_are_not_finite(name: str, at: int) -> None:
+    raw = random_bytes(KINDS[name], ROWS)
+    is_offset = at == 1 and name == "Q4_1"
+    raw[-1, 2 * is_offset : 2 * is_offset + 2] = torch.tensor([0, 0xFC], dtype=torch.uint8)
+    entry = TensorEntry(KINDS[name], (ROWS, WIDTH), 0, raw.numel())
+    tensors = stored_matrices({"a": entry}, lambda _name: raw.flatten())
+    good = stored(KINDS[name])[0]["a"]
+    rows = {"good": MovedRows(good, slice(0, ROWS)), "bad": MovedRows(tensors["a"], slice(0, ROWS))}
+    with pytest.raises(ValueError, match="bad: has scales that are not finite"):
+        dict(lay_out(rows, torch.float32))
 
 
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -94,13 +142,13 @@ def test_rows_are_moved(name: str) -> None:
     tensors, values = stored(KINDS["Q4_1"])
     expected = MOVES[name](values)
     made = moved_matrices(tensors, move_by(MOVES[name]), {"ours": expected.shape})
-    assert torch.equal(made["ours"](torch.float32).dequantize(), expected)
+    assert torch.equal(made_by(made["ours"]).dequantize(), expected)
 
 
 def test_matrices_of_experts_are_rows_of_one_tensor() -> None:
     tensors, values = stored(KINDS["Q8_0"], (3, 16, WIDTH))
     made = moved_matrices(tensors, move_by(lambda x: x[2]), {"ours": values[2].shape})
-    assert torch.equal(made["ours"](torch.float32).dequantize(), values[2])
+    assert torch.equal(made_by(made["ours"]).dequantize(), values[2])
 
 
 OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -155,6 +203,30 @@ def test_types_of_numbers_stay(tmp_path: Path) -> None:
     path = CASES["llama"].write(tmp_path / "a.gguf", CASES["llama"].model(), Types.F16)
     model, _ = load_model(path, stored="file")
     assert not any(isinstance(module, BlockWeight) for module in model.modules())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not Linux")
+@pytest.mark.parametrize("kind", [Types.BF16, Types.F32])
+def test_numbers_of_the_right_type_stay_in_the_memory_of_the_file(
+    tmp_path: Path, kind: Types
+) -> None:
+    path = CASES["llama"].write(tmp_path / "a.gguf", CASES["llama"].model(), kind)
+    full, _ = load_model(path, dtype=torch.bfloat16)
+    model, _ = load_model(path, dtype=torch.bfloat16, stored="file")
+    mapped = [
+        tuple(int(each, 16) for each in line.split()[0].split("-"))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str(path))
+    ]
+    stays = set()
+    for (name, ours), expected in zip(model.named_parameters(), full.parameters(), strict=True):
+        assert ours.dtype is torch.bfloat16
+        assert torch.equal(ours, expected)
+        if any(start <= ours.data_ptr() < end for start, end in mapped):
+            stays.add(name)
+    matrices = {name for name, each in model.named_parameters() if each.dim() == 2}
+    moved = {name for name in matrices if "q_proj" in name or "k_proj" in name}
+    assert stays == (matrices - moved if kind is Types.BF16 else set())
 
 
 def test_scales_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from trifold.fast.block_weight import BlockWeight
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
-from trifold.hub.gguf.matrices import Make, StoredMatrix, moved_matrices
+from trifold.hub.gguf.matrices import StoredMatrix, lay_out, moved_matrices
 from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.tensors import Translation, open_matrices, open_tensors
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
@@ -44,23 +44,21 @@ class GGUFFolder(FileAsFolder):
         self,
         load: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
         shapes: Mapping[str, torch.Size],
-    ) -> dict[str, Make]:
-        """The matrices of a model with these names and shapes that are quantized in the file.
+        dtype: torch.dtype,
+    ) -> dict[str, BlockWeight]:
+        """The matrices of a model with these names and shapes that are quantized in the file, for
+        results of `dtype`.
 
-        load: makes the tensors of a model from those by the names of the family.
+        load: makes the tensors of a model from those by the names of the family. Raises
+        CheckpointError for values that have no scale.
         """
         found = moved_matrices(
             self.stored, lambda tensors: load(self.translation.of(tensors)), shapes
         )
-        return {name: partial(_make, f"{self}: {name}", make) for name, make in found.items()}
-
-
-def _make(place: str, make: Make, dtype: torch.dtype) -> BlockWeight:
-    """A matrix. Raises CheckpointError, which names the place."""
-    try:
-        return make(dtype)
-    except ValueError as error:
-        raise CheckpointError(f"{place}: {error}; copy the file again") from None
+        try:
+            return dict(lay_out(found, dtype))
+        except ValueError as error:
+            raise CheckpointError(f"{self}: {error}; copy the file again") from None
 
 
 def open_gguf(path: UntrustedPath) -> GGUFFolder:

@@ -12,7 +12,7 @@ change in another way is decoded instead. How the types of a file are stored:
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trifold.fast.block_layout import KINDS, FileRows, can_lay_out, lay_out as lay_out_rows
 from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
 from trifold.hub.gguf.blocks import BlockType, dequantize, scales_of_q4_k
 from trifold.hub.gguf.file_format import TensorEntry
@@ -32,7 +33,6 @@ COLUMNS = 0.25
 UNIT = 2.0
 
 Move = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-Make = Callable[[torch.dtype], BlockWeight]
 Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
 
 
@@ -72,11 +72,22 @@ def stored_matrices(
     return found
 
 
+class MovedRows(NamedTuple):
+    """Rows of a quantized tensor, by their numbers in it: a matrix of ours."""
+
+    matrix: StoredMatrix
+    order: Tensor | slice
+
+    @property
+    def table(self) -> Tensor:
+        """The bytes of all rows of the tensor."""
+        return self.matrix.raw().view(self.matrix.rows, -1)
+
+
 def moved_matrices(
     stored: Mapping[str, StoredMatrix], move: Move, shapes: Mapping[str, torch.Size]
-) -> dict[str, Make]:
-    """The matrices among those with these shapes that are rows of one tensor of the file; each is
-    laid out when it is made.
+) -> dict[str, MovedRows]:
+    """The matrices among those with these shapes that are rows of one tensor of the file.
 
     move: makes tensors by our names from those by the names of the file.
     """
@@ -86,7 +97,7 @@ def moved_matrices(
     )
     in_order = list(stored.values())
     starts = [matrix.first for matrix in in_order]
-    made: dict[str, Make] = {}
+    found: dict[str, MovedRows] = {}
     for name, shape in shapes.items():
         rows = _moved_rows(first, second, name, shape[0])
         if rows is None:
@@ -95,8 +106,8 @@ def moved_matrices(
         own = rows - matrix.first
         is_inside = (own >= 0) & (own < matrix.rows)
         if bool(is_inside.all()) and matrix.entry.shape[-1] == shape[1]:
-            made[name] = partial(_lay_out, matrix, _as_slice(own))
-    return made
+            found[name] = MovedRows(matrix, _as_slice(own))
+    return found
 
 
 def _moved_rows(
@@ -125,14 +136,51 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 # --- layout ---------------------------------------------------------------------------------------
 
 
-def _lay_out(matrix: StoredMatrix, order: Tensor | slice, dtype: torch.dtype) -> BlockWeight:
-    """These rows of a matrix in blocks, for results of `dtype`.
+def lay_out(
+    matrices: Mapping[str, MovedRows], dtype: torch.dtype
+) -> Iterator[tuple[str, BlockWeight]]:
+    """The matrices in blocks, for results of `dtype`, by name.
 
-    Raises ValueError for values that have no scale.
+    Raises ValueError, which begins with the name, for values that have no scale.
     """
-    kind = matrix.entry.kind
-    inputs = matrix.entry.shape[-1]
-    table = matrix.raw().view(matrix.rows, -1)
+    compiled = {}
+    if can_lay_out():
+        compiled = {name: each for name, each in matrices.items() if _kind(each) in KINDS}
+    sources = [_file_rows(each) for each in compiled.values()]
+    for name, (weight, is_finite) in zip(compiled, lay_out_rows(sources, dtype), strict=True):
+        _check_finite(name, is_finite)
+        yield name, weight
+    for name, each in matrices.items():
+        if name not in compiled:
+            weight = _lay_out(each, dtype)
+            _check_finite(name, bool(weight.scales.isfinite().all()))
+            yield name, weight
+
+
+def _kind(rows: MovedRows) -> str:
+    """The name of the type of the tensor."""
+    return rows.matrix.entry.kind.name
+
+
+def _file_rows(rows: MovedRows) -> FileRows:
+    table = rows.table
+    order = rows.order
+    if isinstance(order, slice):
+        return FileRows(table[order], None, _kind(rows))
+    return FileRows(table, order, _kind(rows))
+
+
+def _check_finite(name: str, is_finite: bool) -> None:
+    if not is_finite:
+        raise ValueError(f"{name}: has scales that are not finite")
+
+
+def _lay_out(rows: MovedRows, dtype: torch.dtype) -> BlockWeight:
+    """A matrix in blocks, some rows at a time."""
+    kind = rows.matrix.entry.kind
+    inputs = rows.matrix.entry.shape[-1]
+    table = rows.table
+    order = rows.order
     if isinstance(order, slice):
         table = table[order]
         order = torch.arange(len(table))
@@ -141,13 +189,11 @@ def _lay_out(matrix: StoredMatrix, order: Tensor | slice, dtype: torch.dtype) ->
     # Before the copies, which leave no holes below it when they are freed.
     whole = _allocate(read(table[order[:1]], (1, inputs)), len(order), inputs, dtype)
     for start in range(0, len(order), step):
-        rows = order[start : start + step]
-        part = read(table[rows], (len(rows), inputs))
+        part_rows = order[start : start + step]
+        part = read(table[part_rows], (len(part_rows), inputs))
         panels = slice(start // PANEL, start // PANEL + len(part.values))
         whole.values[panels] = part.values
         whole.scales[panels] = part.scales
-    if not whole.scales.isfinite().all():
-        raise ValueError("has scales that are not finite")
     return whole
 
 

@@ -1,0 +1,107 @@
+"""Lays out many matrices of a GGUF file at once, in several threads and in one piece of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trifold.fast import compiled_interpreter, enabled
+from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
+from trifold.fast.huge_pages import new_memory
+from trifold.fast.instruction import (
+    BLOCK4,
+    BLOCK4_OFFSETS,
+    BLOCK8,
+    BLOCK_BITS,
+    BLOCK_LAYOUT,
+    INSTRUCTION,
+    ZERO_CODES,
+)
+from trifold.fast.thread_pool import divide_into_tasks, execute, set_fields
+
+KINDS = {"Q8_0": BLOCK8, "Q4_0": BLOCK4, "Q4_1": BLOCK4_OFFSETS}
+
+
+class FileRows(NamedTuple):
+    """Some rows of a tensor of a file.
+
+    table: (rows, bytes of a row) uint8, contiguous. order: which rows, (N,) int64; None: all.
+    kind: the name of their type.
+    """
+
+    table: Tensor
+    order: Tensor | None
+    kind: str
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K) of the values."""
+        dtype = KINDS[self.kind]
+        size = 2 * _numbers(dtype) + 4 * BLOCK_BITS[dtype]
+        rows = len(self.table) if self.order is None else len(self.order)
+        return rows, self.table.shape[1] // size * BLOCK
+
+
+def can_lay_out() -> bool:
+    """Whether the compiled code is on disk: nothing waits for its compilation here."""
+    if not enabled():
+        return False
+    interpreter = compiled_interpreter()
+    return interpreter is not None and interpreter.is_on_disk()
+
+
+def lay_out(sources: Sequence[FileRows], dtype: torch.dtype) -> list[tuple[BlockWeight, bool]]:
+    """The rows in blocks, for results of `dtype`: what `BlockWeight.from_q8_0` and others make; and
+    whether all scales are finite.
+    """
+    weights = _allocate(sources, dtype)
+    program = np.zeros(len(sources), INSTRUCTION)
+    infinite = torch.zeros(len(sources), dtype=torch.int32)
+    program["opcode"] = BLOCK_LAYOUT
+    for number, (source, weight) in enumerate(zip(sources, weights, strict=True)):
+        set_fields(
+            program,
+            number,
+            dtype=KINDS[source.kind],
+            units=len(weight.values),
+            inputs=weight.shape[1],
+            outputs=weight.shape[0],
+            x=source.table,
+            row_stride=source.table.shape[1],
+            weight=source.order,
+            out=weight.values,
+            scales=weight.scales,
+            bias=infinite[number],
+        )
+    divide_into_tasks(program)
+    execute(program)
+    return list(zip(weights, (infinite == 0).tolist(), strict=True))
+
+
+def _numbers(dtype: int) -> int:
+    """The numbers of a block beside its codes: its scale, and the offset if it has one."""
+    return 2 if ZERO_CODES[dtype] == 0 else 1
+
+
+def _allocate(sources: Sequence[FileRows], dtype: torch.dtype) -> list[BlockWeight]:
+    """Memory for the matrices."""
+    sizes = []
+    for source in sources:
+        rows, inputs = source.shape
+        kind = KINDS[source.kind]
+        blocks = -(-rows // PANEL) * (inputs // BLOCK)
+        sizes += [blocks * PANEL * 4 * BLOCK_BITS[kind], blocks * PANEL * 2 * _numbers(kind)]
+    memory = iter(new_memory(sizes))
+    weights = []
+    for source in sources:
+        rows, inputs = source.shape
+        kind = KINDS[source.kind]
+        panels = -(-rows // PANEL)
+        values = next(memory).view(panels, inputs // BLOCK, BLOCK_BITS[kind], PANEL, 4)
+        scales = next(memory).view(torch.float16).view(panels, -1, _numbers(kind), PANEL)
+        weights.append(BlockWeight(values, scales, (rows, inputs), dtype))
+    return weights

@@ -1,0 +1,58 @@
+"""Lays the blocks of GGUF files out in panels of 16 rows, as `BlockWeight` has them."""
+
+from typing import Any
+
+import numpy as np
+
+from trifold.fast import instruction as ins
+from trifold.fast.block_tile import LINE
+from trifold.fast.block_weight import BLOCK, PANEL
+from trifold.fast.intrinsics import bfloat16_at, int32_at, int64_at
+from trifold.fast.loops import subroutine
+
+INFINITE = np.uint16(0x7C00)  # the exponent of float16 numbers that are not finite
+SIGNS = np.int32(-0x7F7F7F80)  # 0x80 in four bytes: int8 -> codes whose zero is 128
+
+
+@subroutine
+def lay_out_panel(op: Any, panel: int) -> None:
+    """Rows of the file -> a panel: their codes at `out`, their scales at `scales`.
+
+    x: the rows, `row_stride` bytes apart. weight: which rows these are, 0 for those in order. A
+    block is its scale, its offset if it has one, and its codes. bias: becomes 1 if a scale is not
+    finite.
+    """
+    blocks = op.inputs // BLOCK
+    words = ins.BLOCK_BITS[op.dtype]
+    kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
+    size = 2 * kinds + 4 * words
+    flipped = SIGNS if op.dtype == ins.BLOCK8 else np.int32(0)
+    values = int32_at(op.out + panel * blocks * LINE * words, blocks * words * PANEL)
+    scales = bfloat16_at(op.scales + 2 * PANEL * kinds * panel * blocks, blocks * kinds * PANEL)
+    for lane in range(PANEL):
+        row = PANEL * panel + lane
+        if row >= op.outputs:
+            _clear(values, scales, lane)
+            continue
+        if op.weight != 0:
+            row = int64_at(op.weight, op.outputs)[row]
+        start = op.x + row * op.row_stride
+        for block in range(blocks):
+            place = start + block * size
+            numbers = bfloat16_at(place, kinds)
+            for kind in range(kinds):
+                scales[(block * kinds + kind) * PANEL + lane] = numbers[kind]
+                if numbers[kind] & INFINITE == INFINITE:
+                    int32_at(op.bias, 1)[0] = 1
+            codes = int32_at(place + 2 * kinds, words)
+            for word in range(words):
+                values[(block * words + word) * PANEL + lane] = codes[word] ^ flipped
+
+
+@subroutine
+def _clear(values: Any, scales: Any, lane: int) -> None:
+    """Zeros for a row that is missing from the last panel."""
+    for place in range(lane, values.shape[0], PANEL):
+        values[place] = 0
+    for place in range(lane, scales.shape[0], PANEL):
+        scales[place] = 0
