@@ -13,6 +13,8 @@ import pytest
 from trifold.errors import CheckpointError
 from trifold.folders import named
 from trifold.hub.gguf.file_format import GGUFFile, read_file
+from trifold.hub.gguf.metadata import Metadata
+from trifold.hub.gguf.strings import FileStrings
 
 ALL = 2**64 - 1
 
@@ -189,3 +191,47 @@ def test_nothing_but_regular_files_is_opened(tmp_path: Path) -> None:
         read_file(named(tmp_path / "missing.gguf"))
     with pytest.raises(CheckpointError, match="a folder, not a file"):
         read_file(named(tmp_path))
+
+
+LONG: dict[str, list[bytes]] = {
+    "usual": [f"{number} Größe".encode() for number in range(1500)],
+    "one byte": [b"x"] * 2000,
+    "255 bytes": [b"y" * (1 + number % 255) for number in range(1100)],
+    "256 bytes": [b"z"] * 1500 + [b"z" * 256],
+    "empty": [b"a", b""] * 1000,
+    "NUL": [b"a\0b", b"\5\0\0\0\0\0\0\0", b"c"] * 1000,
+    "at the end of the file": [b"a"] * 1500,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_arrays_of_strings(name: str, tmp_path: Path) -> None:
+    strings = LONG[name]
+    content = array("words", 8, len(strings), b"".join(map(string, strings)))
+    after = [] if name == "at the end of the file" else [pair("next", 4, b"\7\0\0\0")]
+    file = read(tmp_path, build([content, *after], data=0))
+    metadata = Metadata(file.metadata, {}, "a.gguf")
+    assert len(metadata.texts("words")) == len(strings)
+    assert metadata.texts("words") == [each.decode() for each in strings]
+    assert file.metadata.get("next", 7) == 7
+    for text in (strings[0].decode(), strings[-1].decode(), "no such", ""):
+        numbers = [number for number, each in enumerate(strings) if each == text.encode()]
+        assert metadata.places("words", text) == numbers
+    is_lazy = isinstance(file.metadata["words"], FileStrings)
+    assert is_lazy == (name not in ("256 bytes", "empty", "NUL"))
+
+
+def test_long_arrays_that_are_not_text_are_errors_when_read(tmp_path: Path) -> None:
+    # Two halves of a letter in neighbours are no letter.
+    content = b"".join(map(string, [b"a\xc3", b"\xb6b"] * 600))
+    file = read(tmp_path, build([array("words", 8, 1200, content)]))
+    with pytest.raises(CheckpointError, match=r"a string of the array of 'words' is not UTF-8"):
+        Metadata(file.metadata, {}, "a.gguf").texts("words")
+
+
+@pytest.mark.parametrize("cut", [1, 9, 5000, 13000])
+def test_long_arrays_beyond_the_file_are_errors(cut: int, tmp_path: Path) -> None:
+    content = build([array("words", 8, 1500, b"".join(map(string, [b"ab"] * 1500)))], data=0)
+    content = content.rstrip(b"\0")
+    with pytest.raises(CheckpointError, match=r"ends after the file|bytes follow"):
+        read(tmp_path, content[:-cut])

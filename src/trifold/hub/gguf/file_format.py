@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from trifold.errors import CheckpointError
 from trifold.folders import UntrustedPath, open_file
 from trifold.hub.gguf.blocks import READ, TYPES, UNREAD, BlockType
+from trifold.hub.gguf.strings import FileStrings, find_strings
 from trifold.hub.tensors import list_problems
 
 MAGIC = b"GGUF"
@@ -32,9 +34,11 @@ MAX_STRINGS = 2**22  # of an array
 MAX_KEY = 2**16 - 1  # bytes, as in the specification
 MAX_NAME = 63  # bytes of the name of a tensor
 MAX_AXES = 4
+MANY_STRINGS = 2**10  # of an array; more are decoded when they are read
 _COPY = "copy the file again"
 
 Value: TypeAlias = bool | int | float | str | list[str] | np.ndarray[Any, Any]
+ReadValue: TypeAlias = Value | FileStrings
 
 # Number of a type of values -> its NumPy type. 8 is a string, and 9 an array.
 _NUMBERS = {
@@ -69,7 +73,7 @@ class GGUFFile:
 
     path: UntrustedPath
     memory: mmap.mmap
-    metadata: Mapping[str, Value]
+    metadata: Mapping[str, ReadValue]
     tensors: Mapping[str, TensorEntry]
 
 
@@ -146,7 +150,7 @@ class _Reader:
         except UnicodeDecodeError:
             raise self.error(f"{what} is not UTF-8") from None
 
-    def value(self, key: str) -> Value:
+    def value(self, key: str) -> ReadValue:
         """The next value: its type and content."""
         what = f"the value of {key!r:.60}"
         kind = self.number("<I", f"the type of {key!r:.60}")
@@ -162,7 +166,7 @@ class _Reader:
         value: bool | int | float = number.item()
         return value
 
-    def _array(self, key: str) -> Value:
+    def _array(self, key: str) -> ReadValue:
         """The next array: the type and number of its elements, and these."""
         what = f"the array of {key!r:.60}"
         kind = self.number("<I", what)
@@ -181,10 +185,16 @@ class _Reader:
             raise self.error(f"{what} has a byte that is no boolean, 0 or 1")
         return np.frombuffer(content, dtype)
 
-    def _strings(self, count: int, what: str) -> list[str]:
+    def _strings(self, count: int, what: str) -> list[str] | FileStrings:
         if count > MAX_STRINGS or count * 8 > self.size - self.at:
             left = self.size - self.at
             raise self.error(f"{what} claims {count:,} strings, but {left:,} bytes follow")
+        if count >= MANY_STRINGS:
+            not_text = partial(self.error, f"a string of {what} is not UTF-8")
+            found = find_strings(self.memory, self.at, count, not_text)
+            if found is not None:
+                self.at = found.end
+                return found
         # Hundreds of thousands: this loop avoids calls.
         memory = self.memory
         length_at = struct.Struct("<Q").unpack_from
@@ -224,9 +234,9 @@ class _Reader:
                 raise self.error(f"claims {count:,} {what}; at most {most:,} are read")
         return tensors, keys
 
-    def metadata(self, count: int) -> dict[str, Value]:
+    def metadata(self, count: int) -> dict[str, ReadValue]:
         """The next pairs of keys and values."""
-        found: dict[str, Value] = {}
+        found: dict[str, ReadValue] = {}
         for number in range(count):
             key = self.string(f"key {number}", MAX_KEY)
             if not key or key in found:
@@ -234,7 +244,7 @@ class _Reader:
             found[key] = self.value(key)
         return found
 
-    def table(self, count: int, metadata: Mapping[str, Value]) -> dict[str, TensorEntry]:
+    def table(self, count: int, metadata: Mapping[str, ReadValue]) -> dict[str, TensorEntry]:
         """The entries of tensors, which follow the metadata."""
         alignment = metadata.get("general.alignment", ALIGNMENT)
         is_valid = type(alignment) is int and alignment > 0 and alignment & (alignment - 1) == 0

@@ -53,10 +53,12 @@ class StoredMatrix(NamedTuple):
     def rows(self) -> int:
         return prod(self.entry.shape[:-1])
 
-    def numbers(self, unit: float) -> Tensor:
-        """The number of each row in two columns, (…, 2) in place of (…, K)."""
-        rows = torch.arange(self.first, self.first + self.rows, dtype=torch.float64)
-        return torch.stack([rows, rows + COLUMNS], -1).mul_(unit).view(*self.entry.shape[:-1], 2)
+    def part_of(self, numbers: Tensor) -> Tensor:
+        """The rows in a table with a row for each of all tensors, (…, 2) in place of (…, K)."""
+        own = numbers[self.first : self.first + self.rows]
+        if len(self.entry.shape) == 2:
+            return own
+        return own.view(*self.entry.shape[:-1], 2)
 
 
 def stored_matrices(
@@ -91,39 +93,74 @@ def moved_matrices(
 
     move: makes tensors by our names from those by the names of the file.
     """
-    first, second = (
-        move(TransformedTensors(stored, lambda name, matrix, unit=unit: matrix.numbers(unit)))  # type: ignore[misc]
-        for unit in (1.0, UNIT)
-    )
     in_order = list(stored.values())
+    if not in_order:
+        return {}
+    numbers = _numbered(in_order[-1].first + in_order[-1].rows)
+    first, second = (
+        move(TransformedTensors(stored, lambda name, matrix, table=table: matrix.part_of(table)))  # type: ignore[misc]
+        for table in (numbers, numbers * UNIT)
+    )
     starts = [matrix.first for matrix in in_order]
     found: dict[str, MovedRows] = {}
     for name, shape in shapes.items():
-        rows = _moved_rows(first, second, name, shape[0])
+        rows = _moved_rows(numbers, first, second, name, shape[0])
         if rows is None:
             continue
-        matrix = in_order[bisect_right(starts, int(rows[0])) - 1]
-        own = rows - matrix.first
-        is_inside = (own >= 0) & (own < matrix.rows)
-        if bool(is_inside.all()) and matrix.entry.shape[-1] == shape[1]:
-            found[name] = MovedRows(matrix, _as_slice(own))
+        start = rows.start if isinstance(rows, slice) else int(rows[0])
+        matrix = in_order[bisect_right(starts, start) - 1]
+        order = _inside(matrix, rows)
+        if order is not None and matrix.entry.shape[-1] == shape[1]:
+            found[name] = MovedRows(matrix, order)
     return found
 
 
+def _numbered(count: int) -> Tensor:
+    """The number of each row in two columns."""
+    rows = torch.arange(count, dtype=torch.float64)[:, None]
+    return rows + torch.tensor([0, COLUMNS], dtype=torch.float64)
+
+
 def _moved_rows(
-    first: Mapping[str, Tensor], second: Mapping[str, Tensor], name: str, count: int
-) -> Tensor | None:
+    numbers: Tensor,
+    first: Mapping[str, Tensor],
+    second: Mapping[str, Tensor],
+    name: str,
+    count: int,
+) -> Tensor | slice | None:
     """The numbers (count,) of the rows of a matrix of ours; None if it is made in another way."""
     try:
-        numbers = first[name]
+        found = first[name]
+        if (rows := _rows_in_order(numbers, found, count)) is not None:
+            return rows
         others = second[name]
     except (KeyError, IndexError, RuntimeError, ValueError):
         return None
-    if numbers.shape != (count, 2) or others.shape != numbers.shape:
+    if found.shape != (count, 2) or others.shape != found.shape:
         return None
-    rows = numbers[:, 0].long()
-    expected = torch.stack([rows, rows + COLUMNS], -1) * UNIT
-    return rows if torch.equal(others, expected) else None
+    moved = found[:, 0].long()
+    expected = torch.stack([moved, moved + COLUMNS], -1) * UNIT
+    return moved if torch.equal(others, expected) else None
+
+
+def _rows_in_order(numbers: Tensor, found: Tensor, count: int) -> slice | None:
+    """The rows of the table of numbers whose memory this is."""
+    is_part = found.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr()
+    if not is_part or found.shape != (count, 2) or found.stride() != (2, 1):
+        return None
+    start, column = divmod(int(found.storage_offset()), 2)
+    return None if column else slice(start, start + count)
+
+
+def _inside(matrix: StoredMatrix, rows: Tensor | slice) -> Tensor | slice | None:
+    """The rows by their numbers in a tensor; None if some are not in it."""
+    if isinstance(rows, slice):
+        own = slice(rows.start - matrix.first, rows.stop - matrix.first)
+        return own if own.stop <= matrix.rows else None
+    moved = rows - matrix.first
+    if not bool(((moved >= 0) & (moved < matrix.rows)).all()):
+        return None
+    return _as_slice(moved)
 
 
 def _as_slice(rows: Tensor) -> Tensor | slice:

@@ -8,7 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.hub.gguf.file_format import Value
+from trifold.hub.gguf.file_format import ReadValue
+from trifold.hub.gguf.strings import FileStrings
 from trifold.hub.tensors import shapes_of
 from trifold.settings import similar
 
@@ -29,7 +30,7 @@ class Metadata:
     """
 
     def __init__(
-        self, values: Mapping[str, Value], tensors: Mapping[str, Tensor], place: str
+        self, values: Mapping[str, ReadValue], tensors: Mapping[str, Tensor], place: str
     ) -> None:
         self.values = values
         self.tensors = tensors
@@ -117,12 +118,23 @@ class Metadata:
 
     def texts(self, key: str, default: Any = REQUIRED) -> list[str]:
         """An array of texts."""
+        found = self._strings(key, default)
+        return found.texts if isinstance(found, FileStrings) else found
+
+    def places(self, key: str, text: str) -> list[int]:
+        """The numbers of the texts of an array, or of none, that equal this text."""
+        found = self._strings(key, [])
+        if isinstance(found, FileStrings):
+            return found.places(text)
+        return [number for number, each in enumerate(found) if each == text]
+
+    def _strings(self, key: str, default: Any) -> list[str] | FileStrings:
         if not self.has(key):
             return list(self._missing(key, default))
         value = self.values[self.name(key)]
         if isinstance(value, np.ndarray) and not len(value):  # of no matter which type
             return []
-        if not isinstance(value, list):
+        if not isinstance(value, list | FileStrings):
             raise self.error(key, "is not an array of texts")
         return value
 

@@ -84,11 +84,10 @@ def tokenizer_files(file: Metadata) -> dict[str, Callable[[], bytes]]:
 def ends(file: Metadata) -> list[int]:
     """The tokens that end an answer: those that the file names, and those with a known text."""
     named = [file.size(f"{PREFIX}{role}_token_id", None, least=0) for role in ("eos", "eot", "eom")]
-    tokens = file.texts(f"{PREFIX}tokens", [])
-    known = set(ENDS)
-    if "<|return|>" in tokens and "<|call|>" in tokens:  # gpt-oss, whose messages end with it
-        known.discard("<|end|>")
-    found = [number for number, token in enumerate(tokens) if token in known]
+    places = {token: file.places(f"{PREFIX}tokens", token) for token in ENDS}
+    if places["<|return|>"] and places["<|call|>"]:  # gpt-oss, whose messages end with it
+        del places["<|end|>"]
+    found = sorted(number for numbers in places.values() for number in numbers)
     return [*dict.fromkeys(number for number in [*named, *found] if number is not None)]
 
 
