@@ -6,11 +6,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
-from trifold.fast.huge_pages import ALIGNMENT, PAGE_BYTES, new_memory
+from trifold.fast.huge_pages import ALIGNMENT, PAGE_BYTES, HugeMemory
 
 SMAPS = Path("/proc/self/smaps")
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def new_memory(sizes: list[int], **options: int) -> list[torch.Tensor]:
+    memory = HugeMemory(**options)
+    return [memory.empty((size,), torch.uint8) for size in sizes]
 
 
 def sizes_at(address: int) -> dict[str, int]:
@@ -63,4 +69,12 @@ def test_tensors_are_aligned_and_have_storages_of_their_own(
     assert all(start % ALIGNMENT == 0 for start, _ in spans)
     for (start, size), (following, _) in pairwise(spans):
         assert start + size <= following
-    assert new_memory([]) == []
+
+
+def test_tensors_larger_than_a_region_get_their_own() -> None:
+    memory = HugeMemory(1000)
+    tensors = [memory.empty((rows, 10), torch.bfloat16) for rows in (30, 300, 30, 1, 60)]
+    for number, each in enumerate(tensors):
+        each.fill_(number)
+    assert all(bool((each == number).all()) for number, each in enumerate(tensors))
+    assert tensors[3].data_ptr() - tensors[2].data_ptr() == 640

@@ -12,7 +12,7 @@ from tests.models import TWO_LAYERS
 import trifold
 from trifold.errors import CheckpointError, UsageError
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.huge_pages import new_memory
+from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub import fill, load_model, save_model
@@ -48,12 +48,13 @@ def test_all_parameters_are_aligned_and_equal_the_file(folder: Path, dtype: torc
 def test_all_parameters_are_in_memory_with_huge_pages(folder: Path, monkeypatch: Any) -> None:
     made: set[int] = set()
 
-    def recorded(sizes: list[int]) -> list[torch.Tensor]:
-        tensors = new_memory(sizes)
-        made.update(each.data_ptr() for each in tensors)
-        return tensors
+    class Recorded(HugeMemory):
+        def empty(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+            tensor = super().empty(shape, dtype)
+            made.add(tensor.data_ptr())
+            return tensor
 
-    monkeypatch.setattr(fill, "new_memory", recorded)
+    monkeypatch.setattr(fill, "HugeMemory", Recorded)
     model, _ = load_model(folder)
     assert made == {parameter.data_ptr() for parameter in model.parameters()}
 
@@ -81,6 +82,7 @@ def test_copying_in_threads_gives_the_same_model(
     single, _ = load_model(tmp_path, dtype=dtype)
     threads = torch.get_num_threads()
     monkeypatch.setattr("trifold.hub.fill.MIN_FOR_THREADS", 0)
+    monkeypatch.setattr("trifold.hub.fill.MIN_FOR_POOL", 0)
     monkeypatch.setattr("trifold.hub.fill.CHUNK", 100)
     torch.set_num_threads(3)
     try:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
-from trifold.fast.huge_pages import new_memory
+from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.instruction import (
     BLOCK4,
     BLOCK4_OFFSETS,
@@ -58,6 +58,8 @@ def lay_out(sources: Sequence[FileRows], dtype: torch.dtype) -> list[tuple[Block
     """The rows in blocks, for results of `dtype`: what `BlockWeight.from_q8_0` and others make; and
     whether all scales are finite.
     """
+    if not sources:
+        return []
     weights = _allocate(sources, dtype)
     program = np.zeros(len(sources), INSTRUCTION)
     infinite = torch.zeros(len(sources), dtype=torch.int32)
@@ -89,19 +91,14 @@ def _numbers(dtype: int) -> int:
 
 def _allocate(sources: Sequence[FileRows], dtype: torch.dtype) -> list[BlockWeight]:
     """Memory for the matrices."""
-    sizes = []
-    for source in sources:
-        rows, inputs = source.shape
-        kind = KINDS[source.kind]
-        blocks = -(-rows // PANEL) * (inputs // BLOCK)
-        sizes += [blocks * PANEL * 4 * BLOCK_BITS[kind], blocks * PANEL * 2 * _numbers(kind)]
-    memory = iter(new_memory(sizes))
+    memory = HugeMemory()
     weights = []
     for source in sources:
         rows, inputs = source.shape
         kind = KINDS[source.kind]
         panels = -(-rows // PANEL)
-        values = next(memory).view(panels, inputs // BLOCK, BLOCK_BITS[kind], PANEL, 4)
-        scales = next(memory).view(torch.float16).view(panels, -1, _numbers(kind), PANEL)
+        blocks = inputs // BLOCK
+        values = memory.empty((panels, blocks, BLOCK_BITS[kind], PANEL, 4), torch.uint8)
+        scales = memory.empty((panels, blocks, _numbers(kind), PANEL), torch.float16)
         weights.append(BlockWeight(values, scales, (rows, inputs), dtype))
     return weights

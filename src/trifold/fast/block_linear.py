@@ -1,12 +1,21 @@
 """Weights in blocks times many rows: of prompts, and of batches."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, is_eager_cpu
 from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
-from trifold.fast.instruction import BLOCK_DEQUANTIZE, FEW_ROWS
-from trifold.fast.thread_pool import Field, execute_one, is_readable, matmul_fields
+from trifold.fast.instruction import BLOCK_DEQUANTIZE, BLOCK_QUANTIZE, FEW_ROWS, INSTRUCTION
+from trifold.fast.thread_pool import (
+    Field,
+    divide_into_tasks,
+    execute,
+    execute_one,
+    is_readable,
+    matmul_fields,
+    set_fields,
+)
 
 COLUMNS = 512  # outputs that are decoded at a time: they stay in a cache
 MANY_ROWS = 48  # from which decoding a weight takes less time than reading it for every few rows
@@ -34,7 +43,7 @@ def block_linear(
     """x (..., K) bf16 · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default bf16.
 
     Many rows are multiplied by a library, with some outputs at a time decoded to bf16. Others are
-    multiplied as in decoding steps, FEW_ROWS at a time.
+    multiplied as in decoding steps.
     """
     outputs, inputs = weight.shape
     rows = x.detach().reshape(-1, inputs)
@@ -44,12 +53,25 @@ def block_linear(
 
 
 def _step_products(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
-    """rows (R, K) · weight (N, K)ᵀ + bias -> (R, N) in fp32."""
-    out = torch.empty(len(rows), len(weight))
-    bias = None if bias is None else bias.float().contiguous()
+    """rows (R, K) · weight (N, K)ᵀ + bias -> (R, N) in fp32. The rows are quantized once; each
+    part of the weight is multiplied with all of them while it is in a cache.
+    """
+    count, inputs = rows.shape
+    out = torch.empty(count, len(weight))
     fields = matmul_fields(weight)
-    for part, result in zip(rows.float().split(FEW_ROWS), out.split(FEW_ROWS), strict=True):
-        execute_one(**fields, rows=len(part), x=part, out=result, bias=bias)
+    x = rows.float()
+    quantized = torch.empty(quantized_bytes(count, inputs), dtype=torch.int8)
+    program = np.zeros(2, INSTRUCTION)
+    kind = fields["dtype"]
+    set_fields(program, 0, opcode=BLOCK_QUANTIZE, dtype=kind, units=count, x=x, out=quantized)
+    set_fields(program, 1, **fields, x=quantized, out=out, waits=1)
+    if bias is not None:
+        bias = bias.float().contiguous()
+        set_fields(program, 1, bias=bias)
+    program["rows"] = count
+    program["inputs"] = inputs
+    divide_into_tasks(program)
+    execute(program)
     return out
 
 

@@ -10,36 +10,48 @@ import ctypes
 import mmap
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 PAGE_BYTES = 2**21
 ALIGNMENT = 64  # bytes: a cache line
+REGION_BYTES = 2**26
 MADV_HUGEPAGE = 14  # of Linux
 
 
-def new_memory(sizes: Sequence[int]) -> list[Tensor]:
-    """Bytes for tensors of these sizes, one after the other and not initialized.
+class HugeMemory:
+    """Memory for tensors, one after the other, which share huge pages where the system has such.
 
-    They share huge pages, where the system has such. Each has a storage of its own, whose pages are
-    freed with it.
+    Each tensor has a storage of its own, whose pages are freed with it. size: of all of them, if it
+    is known.
     """
-    starts = list(_starts(sizes))
-    memory = _map(starts.pop() + PAGE_BYTES)
-    first = -_address(memory) % PAGE_BYTES
-    places = zip(starts, sizes, strict=True)
-    return [_part(memory, first + start, size) for start, size in places]
 
+    def __init__(self, size: int = REGION_BYTES) -> None:
+        self._size = size
+        self._memory: mmap.mmap | None = None
+        self._next = self._end = 0
 
-def _starts(sizes: Sequence[int]) -> Iterator[int]:
-    """Where each begins, and the end of all."""
-    end = 0
-    for size in sizes:
-        yield end
-        end += -(-size // ALIGNMENT) * ALIGNMENT
-    yield end
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor that is not initialized."""
+        count = prod(shape)
+        if count == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        size = -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        if self._memory is None or self._end - self._next < size:
+            self._begin(max(size, self._size))
+        assert self._memory is not None
+        part = _part(self._memory, self._next, count * dtype.itemsize)
+        self._next += size
+        return part.view(dtype).view(tuple(shape))
+
+    def _begin(self, size: int) -> None:
+        """Another region of memory."""
+        self._memory = _map(size + PAGE_BYTES)
+        self._next = -_address(self._memory) % PAGE_BYTES
+        self._end = self._next + size
 
 
 def _map(size: int) -> mmap.mmap:
@@ -59,8 +71,6 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _part(memory: mmap.mmap, start: int, size: int) -> Tensor:
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
     view = memoryview(memory)[start : start + size]  # which lives as long as the tensor
     weakref.finalize(view, release_pages, memory, start, start + size).atexit = False
     return torch.frombuffer(view, dtype=torch.uint8)

@@ -6,7 +6,7 @@ than copying, so several threads copy.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trifold.errors import CheckpointError
 from trifold.fast.block_weight import BLOCK, BlockWeight
-from trifold.fast.huge_pages import new_memory
+from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.smoothing import is_smoothed, layers_of_states, smooth
@@ -31,6 +31,7 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
 CHUNK = 2**21  # elements that a thread copies at a time
 MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
+MIN_FOR_POOL = 2**16  # elements of a tensor for which threads are started
 
 
 @torch.no_grad()
@@ -41,8 +42,7 @@ def fill_model(
     device: str | torch.device,
     stored: Stored | None = None,
     blocks: Mapping[str, QuantizedWeight] = NONE,
-    *,
-    shares: bool = False,
+    ready: Mapping[str, Tensor] = NONE,
 ) -> None:
     """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
     for corrections of routers, whose differences are smaller than those of bfloat16.
@@ -50,7 +50,7 @@ def fill_model(
     stored: how linear weights and token embeddings are stored, see `_small_weight`. In int8, those
         of encoders in bfloat16 have factors (`fast.smoothing`).
     blocks: matrices that are not among the tensors, by name.
-    shares: tensors that need no conversion become parameters without a copy.
+    ready: further tensors by name, which become parameters without a copy.
 
     Raises CheckpointError for a matrix that has no such form.
     """
@@ -71,46 +71,31 @@ def fill_model(
     wide = torch.promote_types(dtype, torch.float32)
     for module in model.modules():
         types |= {getattr(module, name): wide for name in getattr(module, "wide_parameters", ())}
-    memory = _new_tensors(
-        {
-            name: torch.empty(parameter.shape, dtype=types.get(parameter, dtype), device="meta")
-            for name, parameter in parameters.items()
-            if parameter not in matrices
-        },
-        device,
-    )
-    with _copying(device, sum(target.numel() for target in memory.values())) as copy:
+    for name, tensor in ready.items():
+        parameters.pop(name).data = tensor.to(device)
+    new = _allocator(device)
+    elements = sum(each.numel() for each in parameters.values() if each not in matrices)
+    with _copying(device, elements) as copy:
         for name, tensor in tensors:
             parameter = parameters.pop(name)
             if parameter in matrices:
                 modules = matrices[parameter]
                 bits = _block_bits(model, modules, stored)
                 _replace(modules, _small_weight(name, tensor.to(device), dtype, bits))
-            elif shares and _needs_no_copy(tensor, memory[name]):
-                parameter.data = tensor
             else:
-                parameter.data = memory[name]
-                copy(tensor, memory[name])
+                target = new(parameter.shape, types.get(parameter, dtype))
+                parameter.data = target
+                copy(tensor, target)
     assert not parameters, f"not read: {', '.join(parameters)}"
     if smooths:
         smooth(model)
 
 
-def _needs_no_copy(tensor: Tensor, target: Tensor) -> bool:
-    """Whether the tensor is what a copy to the target would be."""
-    same_kind = tensor.dtype == target.dtype and tensor.device == target.device
-    return same_kind and tensor.is_contiguous()
-
-
-def _new_tensors(shapes: Mapping[str, Tensor], device: str | torch.device) -> dict[str, Tensor]:
-    """Uninitialized tensors of these shapes and types on a device."""
-    if torch.device(device).type != "cpu":
-        return {name: torch.empty_like(shape, device=device) for name, shape in shapes.items()}
-    memory = new_memory([shape.nbytes for shape in shapes.values()])
-    return {
-        name: part.view(shape.dtype).view(shape.shape)
-        for part, (name, shape) in zip(memory, shapes.items(), strict=True)
-    }
+def _allocator(device: str | torch.device) -> Callable[[Sequence[int], torch.dtype], Tensor]:
+    """A function that makes uninitialized tensors of a shape and type on a device."""
+    if torch.device(device).type == "cpu":
+        return HugeMemory().empty
+    return lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 @contextmanager
@@ -127,22 +112,31 @@ def _copying(
         return
     inference = torch.is_inference_mode_enabled()  # a setting of each thread
     pending: deque[Future[None]] = deque()
+    pool: ThreadPoolExecutor | None = None
 
     def copy_in_thread(source: Tensor, target: Tensor) -> None:
         with torch.inference_mode(inference):
             _copy(source, target)
 
     def copy(source: Tensor, target: Tensor) -> None:
+        nonlocal pool
+        if pool is None and source.numel() < MIN_FOR_POOL:
+            _copy(source, target)
+            return
+        pool = pool or executor_sharing_cores(threads)
         for source_rows, target_rows in _chunks(source, target):
             pending.append(pool.submit(copy_in_thread, source_rows, target_rows))
             # Tensors are made on demand, and may not all fit into memory.
             if len(pending) > 2 * threads:
                 pending.popleft().result()
 
-    with executor_sharing_cores(threads) as pool:
+    try:
         yield copy
         for copied in pending:
             copied.result()
+    finally:
+        if pool is not None:
+            pool.shutdown()
 
 
 def _chunks(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

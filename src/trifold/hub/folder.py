@@ -21,7 +21,7 @@ from trifold.hub.files import write_json
 from trifold.hub.fill import Stored, fill_model, named_matrices
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
 from trifold.hub.gguf.folder import GGUFFolder
-from trifold.hub.model_config import infer_config, parse_config
+from trifold.hub.model_config import complete_config, empty_model, infer_config, parse_config
 from trifold.hub.names import ADAPTER, CONFIG, GENERATION
 from trifold.hub.peft_config import read_adapter_config
 from trifold.hub.peft_merge import read_adapter
@@ -180,30 +180,30 @@ def load_model(
     values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
     weights = read_weights(folder) if merged is None else merged
-    config, parameters = infer_config(family, config, weights, folder / CONFIG)
+    config = complete_config(family, config, weights, folder / CONFIG)
     known = {head for fields in family.architectures.values() for head in fields["heads"]}
     further = set(heads).difference(config.chosen_heads)
     for head in sorted(further & known if known else further):  # a GPT-2 never has some heads
         wider = config.model_copy(update={"heads": (*config.chosen_heads, head)})
         with suppress(CheckpointError):
-            _, wider_parameters = infer_config(family, wider, weights, folder / CONFIG)
-            rules.checked(family.rules(wider), weights, wider_parameters, str(folder))
+            _, parameters = infer_config(family, wider, weights, folder / CONFIG)
+            rules.checked(family.rules(wider), weights, parameters, str(folder))
             config = wider
-            parameters = wider_parameters
+    model = empty_model(config, folder / CONFIG)
+    parameters = dict(model.named_parameters())
     table = family.rules(config)
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
-    model = Transformer(config, initialize=False)
     tensors = rules.loading(table, theirs, parameters)
-    blocks: dict[str, BlockWeight] = {}
+    found: dict[str, BlockWeight | Tensor] = {}
     # Encoders read many rows at once, whose products are faster with decoded weights.
     if stored == "file" and isinstance(folder, GGUFFolder) and config.decoder_layers:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        blocks = folder.matrices(lambda made: rules.loading(table, made, parameters), shapes, dtype)
-    decoded = ((name, tensors[name]) for name in tensors if name not in blocks)
-    # Numbers in a file whose types are kept stay in the memory of the file.
-    shares = stored == "file" and isinstance(folder, GGUFFolder)
-    fill_model(model, decoded, dtype, device, stored=stored, blocks=blocks, shares=shares)
+        found = folder.matrices(lambda made: rules.loading(table, made, parameters), shapes, dtype)
+    others = ((name, tensors[name]) for name in tensors if name not in found)
+    blocks = {name: each for name, each in found.items() if isinstance(each, BlockWeight)}
+    ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}
+    fill_model(model, others, dtype, device, stored=stored, blocks=blocks, ready=ready)
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     return model.eval(), generation

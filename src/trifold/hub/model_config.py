@@ -45,6 +45,18 @@ def parse_config(values: Mapping[str, Any], place: UntrustedPath) -> tuple[Famil
     return family, config
 
 
+def complete_config(
+    family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: UntrustedPath
+) -> ModelConfig:
+    """The config completed from the tensors. Raises CheckpointError for implausible sizes."""
+    check_unquantized_tensors(weights, place.parent)
+    if family.infer is not None:
+        config = family.infer(config, weights)
+    _check_sizes(config, weights, place)
+    _check_ids(config, place)
+    return config
+
+
 def infer_config(
     family: Family, config: ModelConfig, weights: Mapping[str, Tensor], place: UntrustedPath
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -52,11 +64,7 @@ def infer_config(
 
     Raises CheckpointError for implausible sizes.
     """
-    check_unquantized_tensors(weights, place.parent)
-    if family.infer is not None:
-        config = family.infer(config, weights)
-    _check_sizes(config, weights, place)
-    _check_ids(config, place)
+    config = complete_config(family, config, weights, place)
     return config, meta_parameters(config, place)
 
 
@@ -64,9 +72,16 @@ def meta_parameters(config: ModelConfig, place: UntrustedPath) -> dict[str, Tens
     """The parameters of such a model on the meta device. Raises CheckpointError for sizes that no
     model has.
     """
+    with torch.device("meta"):
+        return dict(empty_model(config, place).named_parameters())
+
+
+def empty_model(config: ModelConfig, place: UntrustedPath) -> Transformer:
+    """A model whose parameters are not initialized, so that they take no memory yet. Raises
+    CheckpointError for sizes that no model has.
+    """
     try:
-        with torch.device("meta"):
-            return dict(Transformer(config, initialize=False).named_parameters())
+        return Transformer(config, initialize=False)
     except (RuntimeError, TypeError, OverflowError) as error:  # an overflow in the product of sizes
         raise CheckpointError(
             f"{place}: no model has such sizes ({str(error).splitlines()[0]})"

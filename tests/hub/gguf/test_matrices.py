@@ -227,6 +227,12 @@ def test_numbers_of_the_right_type_stay_in_the_memory_of_the_file(
     matrices = {name for name, each in model.named_parameters() if each.dim() == 2}
     moved = {name for name in matrices if "q_proj" in name or "k_proj" in name}
     assert stays == (matrices - moved if kind is Types.BF16 else set())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1)
+    again, _ = load_model(path, dtype=torch.bfloat16, stored="file")
+    for ours, expected in zip(again.parameters(), full.parameters(), strict=True):
+        assert torch.equal(ours, expected)
 
 
 def test_scales_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class TensorEntry(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class GGUFFile:
     """A file that is mapped into memory: metadata by key, and entries of tensors by name."""
 
@@ -75,6 +75,17 @@ class GGUFFile:
     memory: mmap.mmap
     metadata: Mapping[str, ReadValue]
     tensors: Mapping[str, TensorEntry]
+
+    def map_again(self) -> None:
+        """Leave the memory to the tensors that share it, which may be changed there. Raises
+        CheckpointError if the file has another size now.
+        """
+        memory = _map(self.path)
+        if len(memory) != len(self.memory):
+            raise CheckpointError(
+                f"{self.path}: was replaced while it was read; repeat the command"
+            )
+        self.memory = memory
 
 
 def read_file(path: UntrustedPath) -> GGUFFile:

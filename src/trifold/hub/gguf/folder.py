@@ -4,7 +4,7 @@ made when they are read, and its tensors.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -33,11 +33,12 @@ CLASSES = "sentence_transformers.models"
 @dataclass(frozen=True, order=True)
 class GGUFFolder(FileAsFolder):
     """A GGUF file as a folder. tensors: by the names of the family. translation: from those by the
-    names of the file. stored: the quantized ones.
+    names of the file. files: the parts of the model. stored: the matrices.
     """
 
     tensors: Mapping[str, Tensor] = field(compare=False, repr=False, kw_only=True)
     translation: Translation = field(compare=False, repr=False, kw_only=True)
+    files: Sequence[GGUFFile] = field(compare=False, repr=False, kw_only=True)
     stored: Mapping[str, StoredMatrix] = field(compare=False, repr=False, kw_only=True)
 
     def matrices(
@@ -45,20 +46,23 @@ class GGUFFolder(FileAsFolder):
         load: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
-    ) -> dict[str, BlockWeight]:
-        """The matrices of a model with these names and shapes that are quantized in the file, for
-        results of `dtype`.
+    ) -> dict[str, BlockWeight | Tensor]:
+        """The matrices of a model with these names and shapes that the file has in blocks or in
+        `dtype`, for results of that type. The latter are in the memory of the file.
 
         load: makes the tensors of a model from those by the names of the family. Raises
         CheckpointError for values that have no scale.
         """
-        found = moved_matrices(
-            self.stored, lambda tensors: load(self.translation.of(tensors)), shapes
-        )
+        stored = {name: each for name, each in self.stored.items() if each.is_kept(dtype)}
+        found = moved_matrices(stored, lambda tensors: load(self.translation.of(tensors)), shapes)
         try:
-            return dict(lay_out(found, dtype))
+            made = dict(lay_out(found, dtype))
         except ValueError as error:
             raise CheckpointError(f"{self}: {error}; copy the file again") from None
+        # Whoever changes these parameters does not change what is loaded next.
+        for file in self.files:
+            file.map_again()
+        return made
 
 
 def open_gguf(path: UntrustedPath) -> GGUFFolder:
@@ -98,6 +102,7 @@ def _open(path: UntrustedPath, state: tuple[int, ...]) -> GGUFFolder:
         contents,
         tensors=translation.of(tensors),
         translation=translation,
+        files=files,
         stored=open_matrices(files),
     )
 

@@ -1,5 +1,4 @@
-"""Quantized matrices of a GGUF file in the blocks that a model computes with, without decoding
-them.
+"""Matrices of a GGUF file in the types that a model computes with, without decoding them.
 
 The rules of a family move the rows of a matrix: they reorder those of queries and keys, or split a
 matrix. Where each row goes is found by applying the rules to the numbers of the rows. What rules
@@ -8,7 +7,8 @@ change in another way is decoded instead. How the types of a file are stored:
     Q8_0, Q4_0, Q4_1    as they are
     Q5_0, IQ4_NL        in 8 bits, with the scales of the file: the same values
     Q4_K                in 4 bits with offsets; products of two scales are rounded to float16
-    others              rounded to 8 bits, as Q8_0
+    others in blocks    rounded to 8 bits, as Q8_0
+    numbers             as they are, if the model computes with their type
 """
 
 from bisect import bisect_right
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trifold.fast.block_layout import KINDS, FileRows, can_lay_out, lay_out as lay_out_rows
 from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
+from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.gguf.blocks import BlockType, dequantize, scales_of_q4_k
 from trifold.hub.gguf.file_format import TensorEntry
 from trifold.hub.tensors import TransformedTensors
@@ -40,7 +41,7 @@ Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
 
 
 class StoredMatrix(NamedTuple):
-    """A quantized tensor of a file, whose first axes are rows.
+    """A tensor of a file, whose first axes are rows.
 
     raw: its bytes. first: the number of its first row among those of all tensors.
     """
@@ -53,6 +54,10 @@ class StoredMatrix(NamedTuple):
     def rows(self) -> int:
         return prod(self.entry.shape[:-1])
 
+    def is_kept(self, dtype: torch.dtype) -> bool:
+        """Whether a computation of that type reads the matrix in the type of the file."""
+        return self.entry.kind.dtype in (None, dtype)
+
     def part_of(self, numbers: Tensor) -> Tensor:
         """The rows in a table with a row for each of all tensors, (…, 2) in place of (…, K)."""
         own = numbers[self.first : self.first + self.rows]
@@ -64,11 +69,11 @@ class StoredMatrix(NamedTuple):
 def stored_matrices(
     entries: Mapping[str, TensorEntry], raw: Callable[[str], Tensor]
 ) -> Mapping[str, StoredMatrix]:
-    """The quantized tensors with rows among those of a file; raw: the bytes of a tensor."""
+    """The tensors with rows among those of a file; raw: the bytes of a tensor."""
     found: dict[str, StoredMatrix] = {}
     first = 0
     for name, entry in entries.items():
-        if entry.kind.values is not None and len(entry.shape) > 1:
+        if len(entry.shape) > 1:
             found[name] = StoredMatrix(entry, partial(raw, name), first)
             first += found[name].rows
     return found
@@ -93,9 +98,9 @@ def moved_matrices(
 
     move: makes tensors by our names from those by the names of the file.
     """
-    in_order = list(stored.values())
-    if not in_order:
+    if not stored:
         return {}
+    in_order = list(stored.values())
     numbers = _numbered(in_order[-1].first + in_order[-1].rows)
     first, second = (
         move(TransformedTensors(stored, lambda name, matrix, table=table: matrix.part_of(table)))  # type: ignore[misc]
@@ -175,11 +180,13 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 
 def lay_out(
     matrices: Mapping[str, MovedRows], dtype: torch.dtype
-) -> Iterator[tuple[str, BlockWeight]]:
-    """The matrices in blocks, for results of `dtype`, by name.
+) -> Iterator[tuple[str, BlockWeight | Tensor]]:
+    """The matrices by name, for results of `dtype`: in blocks, or numbers of that type, which share
+    memory with the file if their order is that of the file.
 
     Raises ValueError, which begins with the name, for values that have no scale.
     """
+    memory = HugeMemory()
     compiled = {}
     if can_lay_out():
         compiled = {name: each for name, each in matrices.items() if _kind(each) in KINDS}
@@ -188,10 +195,24 @@ def lay_out(
         _check_finite(name, is_finite)
         yield name, weight
     for name, each in matrices.items():
-        if name not in compiled:
+        if each.matrix.entry.kind.dtype is not None:
+            yield name, _numbers_of(each, dtype, memory)
+        elif name not in compiled:
             weight = _lay_out(each, dtype)
             _check_finite(name, bool(weight.scales.isfinite().all()))
             yield name, weight
+
+
+def _numbers_of(rows: MovedRows, dtype: torch.dtype, memory: HugeMemory) -> Tensor:
+    """A matrix of numbers of this type; in another order, as a copy in this memory."""
+    raw = rows.matrix.raw()
+    if raw.data_ptr() % dtype.itemsize:  # the alignment of a file may be 1
+        raw = raw.clone()
+    table = raw.view(dtype).view(rows.matrix.rows, -1)
+    if isinstance(rows.order, slice):
+        return table[rows.order]
+    copy = memory.empty((len(rows.order), table.shape[1]), dtype)
+    return torch.index_select(table, 0, rows.order, out=copy)
 
 
 def _kind(rows: MovedRows) -> str:
