@@ -1,4 +1,4 @@
-"""`--weights` of every command that runs a model for its predictions."""
+"""`--weights` and `--dtype` of every command that runs a model for its predictions."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def test_commands_that_predict_have_the_same_option():
             found[name] = (get_args(choices), declared.help, option.default)
     help_text = get_args(options.Weights)[1].help
     assert found == dict.fromkeys(PREDICTING, (get_args(Weights), help_text, "file"))
+
+
+@pytest.mark.parametrize("name", sorted(PREDICTING))
+def test_commands_with_weights_have_the_precision_of_the_computation(name):
+    run = importlib.import_module(f"trifold.cli.{name}").run
+    option = inspect.signature(run, eval_str=True).parameters["dtype"]
+    kind, declared = get_args(option.annotation)
+    expected = get_args(options.Dtype)[1]
+    assert (kind, declared.help, declared.metavar) == (str, expected.help, expected.metavar)
+    assert option.default == "float32"
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +115,7 @@ def test_decoders_of_a_gguf_file_predict_with_its_types(trifold, small, tmp_path
 
 
 def test_both_models_of_a_comparison_have_small_weights(trifold, run, small):
-    words = ("--weights", "int8", "--json")
+    words = ("--weights", "int8", "--dtype", "bfloat16", "--json")
     done = trifold("compare", str(run), str(run), *words, "--samples", "100")
     assert done.code == 0, done.err
     assert len(small) == 2 and min(small) > 10
@@ -125,7 +135,9 @@ def test_models_of_glue_have_small_weights(trifold, encoder, monkeypatch, tmp_pa
     monkeypatch.setattr(glue, "_score", score)
     encoder.rename(encoder.parent / "glue-sst2")
     try:
-        assert trifold("glue", str(encoder.parent), "--weights", "int4").code == 0
+        words = ("--weights", "int4", "--dtype", "bf16")
+        assert trifold("glue", str(encoder.parent), *words).code == 0
     finally:
         (encoder.parent / "glue-sst2").rename(encoder)
     assert count_small(loaded[0]) > 10
+    assert {each.dtype for each in loaded[0].model.parameters()} == {torch.bfloat16}

@@ -103,17 +103,17 @@ def test_loops_equal_the_instruction_of_the_processor() -> None:
     if not HAS_VNNI:
         pytest.skip("this processor lacks the instruction")
     weights = weights_of(matrix_of(16, 96))
-    for weight in (weights["8 bits"], weights["4 bits"], weights["Q4_1"]):
-        bits, has_offsets = weight.bits, weight.has_offsets
-        tile = new_tile(2, bits, has_offsets=has_offsets)
+    for weight in (weights[name] for name in ("8 bits", "4 bits", "Q4_0", "Q4_1")):
+        bits, has_offsets, has_levels = weight.bits, weight.has_offsets, weight.has_levels
+        tile = new_tile(2, bits, has_offsets=has_offsets, has_levels=has_levels)
 
         @njit
         def by_instruction(v, s, x, xs, terms, out, tile=tile):  # type: ignore[no-untyped-def]
             tile(v, s, 3, x, xs, terms, out, 64)
 
         @njit
-        def by_loop(v, s, x, xs, terms, out, bits=bits, has=has_offsets):  # type: ignore[no-untyped-def]
-            loop_tile(2, bits, has, v, s, 3, x, xs, terms, out, 64)
+        def by_loop(v, s, x, xs, t, out, kind=(bits, has_offsets, has_levels)):  # type: ignore[no-untyped-def]
+            loop_tile(2, *kind, v, s, 3, x, xs, t, out, 64)
 
         generator = np.random.default_rng(0)
         x = generator.integers(-127, 128, (2, 192)).astype(np.int8)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from trifold.cli import eval as evaluation
 from trifold.cli.batch import load_pipeline
 from trifold.cli.eval import FOR_PROMPTS, GROUPS, EvalRequest, find_recipe
-from trifold.cli.options import Device, Json, Weights, argument, given, value, with_options
+from trifold.cli.options import (
+    Device,
+    Dtype,
+    Json,
+    Weights,
+    argument,
+    given,
+    value,
+    with_options,
+)
 from trifold.cli.runs import describe_run
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError, wrapped
@@ -63,6 +72,7 @@ def run(
     ] = None,
     seed: Annotated[int, value("N", "Seed of the resamples.", min=0)] = 12345,
     device: Device = None,
+    dtype: Dtype = "float32",
     weights: Weights = "file",
     json: Json = False,
     **options: Any,
@@ -76,7 +86,7 @@ def run(
     from trifold.scores.bootstrap import default_samples, paired_bootstrap
 
     _check_labels(a, b)
-    machine = {"device": device, "weights": weights}
+    machine = {"device": device, "dtype": dtype, "weights": weights}
     first, second = _requests(a, b, data or [], machine, given(**options))
     evaluation.check(first)
     second = _like(first, second)

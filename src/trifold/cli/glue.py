@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from trifold.cli.batch import load_pipeline
 from trifold.cli.eval import EvalRequest, check, find_recipe, validate
-from trifold.cli.options import BatchSize, Device, Json, Weights, argument
+from trifold.cli.options import BatchSize, Device, Dtype, Json, Weights, argument
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError
 
@@ -25,6 +25,7 @@ def run(
     ] = Path("runs"),
     batch_size: BatchSize = None,
     device: Device = None,
+    dtype: Dtype = "float32",
     weights: Weights = "file",
     json: Json = False,
 ) -> None:
@@ -36,6 +37,7 @@ def run(
     """
     from trifold.scores.glue import TASKS, mean
 
+    machine: dict[str, Any] = {"device": device, "dtype": dtype, "weights": weights}
     scored = dict[str, dict[str, float]]()
     skipped = dict[str, str]()
     for name in TASKS:
@@ -43,7 +45,7 @@ def run(
         skipped[name] = _problem(name, model)
         if not skipped[name]:
             del skipped[name]
-            load = partial(load_pipeline, str(model), device=device, weights=weights)
+            load = partial(load_pipeline, str(model), **machine)
             scored[name] = _score(name, str(model), batch_size, load)
     if not scored:
         raise UsageError(

@@ -14,6 +14,7 @@ from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.instruction import (
     BLOCK4,
+    BLOCK4_LEVELS,
     BLOCK4_OFFSETS,
     BLOCK8,
     BLOCK_BITS,
@@ -23,7 +24,7 @@ from trifold.fast.instruction import (
 )
 from trifold.fast.thread_pool import divide_into_tasks, execute, set_fields
 
-KINDS = {"Q8_0": BLOCK8, "Q4_0": BLOCK4, "Q4_1": BLOCK4_OFFSETS}
+KINDS = {"Q8_0": BLOCK8, "Q4_0": BLOCK4, "Q4_1": BLOCK4_OFFSETS, "IQ4_NL": BLOCK4_LEVELS}
 
 
 class FileRows(NamedTuple):
@@ -100,5 +101,7 @@ def _allocate(sources: Sequence[FileRows], dtype: torch.dtype) -> list[BlockWeig
         blocks = inputs // BLOCK
         values = memory.empty((panels, blocks, BLOCK_BITS[kind], PANEL, 4), torch.uint8)
         scales = memory.empty((panels, blocks, _numbers(kind), PANEL), torch.float16)
-        weights.append(BlockWeight(values, scales, (rows, inputs), dtype))
+        shape = (rows, inputs)
+        has_levels = kind == BLOCK4_LEVELS
+        weights.append(BlockWeight(values, scales, shape, dtype, has_levels=has_levels))
     return weights

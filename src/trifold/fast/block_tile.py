@@ -2,7 +2,8 @@
 
 Activations are integers of 16 bits, each 256 · upper + lower, two int8 that are multiplied in turn.
 Codes of weights are unsigned, as the instruction `vpdpbusd` of AVX-512 multiplies them: it adds the
-products of four pairs of bytes to each of 16 sums. Without it, a loop computes the same.
+products of four pairs of bytes to each of 16 sums. Codes of levels are first replaced by these,
+which `vpshufb` does for 64 at once. Without the instructions, a loop computes the same.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from trifold.fast.block_weight import BLOCK, PANEL, WORD
+from trifold.fast.block_weight import BLOCK, LEVELS, PANEL, WORD
 from trifold.fast.instruction import PREFETCH_BYTES
 from trifold.fast.intrinsics import bfloat16_at, float32_at, int8_at, int32_at, uint8_at
 from trifold.fast.loops import F, inline, subroutine
@@ -30,6 +31,9 @@ _WORDS = ir.VectorType(_WORD, PANEL)
 _FLOATS = ir.VectorType(_FLOAT, PANEL)
 _SHORTS = ir.VectorType(ir.IntType(16), PANEL)
 _HALVES = ir.VectorType(ir.HalfType(), PANEL)
+_BYTES = ir.VectorType(ir.IntType(8), LINE)
+# As unsigned bytes: the level 0 is 128.
+_LEVELS = tuple(level + 128 for level in LEVELS)
 
 
 def _has_vnni() -> bool:
@@ -46,11 +50,20 @@ HAS_VNNI = _has_vnni()
 class _TileCode:
     """LLVM code of a tile; the arguments are those of `new_tile`."""
 
-    def __init__(self, builder: Any, rows: int, bits: int, *, has_offsets: bool) -> None:
+    def __init__(
+        self,
+        builder: Any,
+        rows: int,
+        bits: int,
+        *,
+        has_offsets: bool = False,
+        has_levels: bool = False,
+    ) -> None:
         self.builder = builder
         self.rows = rows
         self.bits = bits
         self.has_offsets = has_offsets
+        self.has_levels = has_levels
 
     def emit(
         self,
@@ -112,6 +125,8 @@ class _TileCode:
         if self.bits == 4:
             upper = [self.builder.lshr(each, _words(4)) for each in packed]
             codes = [self.builder.and_(each, _words(0x0F0F0F0F)) for each in (*packed, *upper)]
+        if self.has_levels:
+            codes = [self.levels(each) for each in codes]
         sums = []
         for x, term in zip(x_places, terms, strict=True):
             upper = _words(0)
@@ -121,6 +136,13 @@ class _TileCode:
                 lower = self.add_products(lower, code, x, WORD * word + BLOCK)
             sums.append(self.builder.add(self.builder.shl(upper, _words(8)), lower))
         return sums
+
+    def levels(self, codes: Any) -> Any:
+        """The levels of 64 codes in bytes. The instruction has a table for each 16 of them."""
+        table = ir.Constant(_BYTES, LINE // len(_LEVELS) * _LEVELS)
+        numbers = self.builder.bitcast(codes, _BYTES)
+        found = self.call("llvm.x86.avx512.pshuf.b.512", _BYTES, table, numbers)
+        return self.builder.bitcast(found, _WORDS)
 
     def add_products(self, total: Any, code: Any, x: Any, at: int) -> Any:
         """total + the products of four codes of each row with four int8, `at` bytes behind x."""
@@ -188,7 +210,7 @@ def _words(number: int) -> Any:
     return ir.Constant(_WORDS, [number] * PANEL)
 
 
-def new_tile(rows: int, bits: int, *, has_offsets: bool) -> Any:
+def new_tile(rows: int, bits: int, *, has_offsets: bool = False, has_levels: bool = False) -> Any:
     """A function tile(values, scales, blocks, x, x_scales, x_terms, out, stride): the products of
     the 16 rows of a panel and of so many rows of activations, quantized by `step_blocks`.
 
@@ -198,7 +220,8 @@ def new_tile(rows: int, bits: int, *, has_offsets: bool) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _TileCode(builder, rows, bits, has_offsets=has_offsets).emit(*arguments)
+        code = _TileCode(builder, rows, bits, has_offsets=has_offsets, has_levels=has_levels)
+        code.emit(*arguments)
         return context.get_dummy_value()
 
     @intrinsic
@@ -221,20 +244,19 @@ def new_tile(rows: int, bits: int, *, has_offsets: bool) -> Any:
 # --- codes in bf16 --------------------------------------------------------------------------------
 
 
-@intrinsic
-def decode_codes(
-    typing: Any, words: Any, shift: Any, mask: Any, scales: Any, offsets: Any, out: Any
-) -> Any:
-    """One code of each of the 16 words at an address, (word >> shift) & mask, times scales plus
-    offsets (16,) fp32 -> 16 bf16 at the address `out`.
+def _new_decoder(*, has_levels: bool) -> Any:
+    """A function decode(words, shift, mask, scales, offsets, out): one code of each of the 16 words
+    at an address, (word >> shift) & mask, or its level, times scales plus offsets (16,) fp32 -> 16
+    bf16 at the address `out`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         words, shift, mask, scales, offsets, out = arguments
-        code = _TileCode(builder, 1, 8, has_offsets=True)
+        code = _TileCode(builder, 1, 8)
         moved = builder.lshr(code.load(words, _WORDS), code.splat(shift))
-        numbers = builder.uitofp(builder.and_(moved, code.splat(mask)), _FLOATS)
-        products = builder.fmul(numbers, code.load(scales, _FLOATS))
+        numbers = builder.and_(moved, code.splat(mask))
+        floats = _level_floats(code, numbers) if has_levels else builder.uitofp(numbers, _FLOATS)
+        products = builder.fmul(floats, code.load(scales, _FLOATS))
         values = builder.fadd(products, code.load(offsets, _FLOATS))
         bits = builder.bitcast(values, _WORDS)
         # To nearest, ties to even. The carry could turn a NaN into zero.
@@ -246,9 +268,30 @@ def decode_codes(
         builder.store(upper, builder.inttoptr(out, _SHORTS.as_pointer())).align = 2
         return context.get_dummy_value()
 
-    addresses = types.int64
-    word = types.uint32
-    return types.void(addresses, word, word, addresses, addresses, addresses), generate
+    @intrinsic
+    def decode(
+        typing: Any, words: Any, shift: Any, mask: Any, scales: Any, offsets: Any, out: Any
+    ) -> Any:
+        addresses = types.int64
+        word = types.uint32
+        return types.void(addresses, word, word, addresses, addresses, addresses), generate
+
+    return decode
+
+
+def _level_floats(code: _TileCode, numbers: Any) -> Any:
+    """The levels of 16 codes, plus 128, in fp32: a choice by each bit of a code."""
+    builder = code.builder
+    choices = [ir.Constant(_FLOATS, [float(level)] * PANEL) for level in _LEVELS]
+    for bit in range(4):
+        is_set = builder.icmp_unsigned("!=", builder.and_(numbers, _words(1 << bit)), _words(0))
+        pairs = zip(choices[::2], choices[1::2], strict=True)
+        choices = [builder.select(is_set, one, zero) for zero, one in pairs]
+    return choices[0]
+
+
+decode_codes = _new_decoder(has_levels=False)
+decode_levels = _new_decoder(has_levels=True)
 
 
 # --- without the instruction ----------------------------------------------------------------------
@@ -272,6 +315,7 @@ def loop_tile(
     rows: Any,
     bits: Any,
     has_offsets: Any,
+    has_levels: Any,
     values: Any,
     scales: Any,
     blocks: Any,
@@ -302,6 +346,8 @@ def loop_tile(
                     mask = 15 if bits == 4 else 255
                     for byte in range(WORD):
                         code = (np.int32(codes[place + byte]) >> shift) & mask
+                        if has_levels:
+                            code = np.int32(_LEVELS[code])
                         at = 2 * BLOCK * block + WORD * word + byte
                         number = 256 * np.int32(own[at]) + np.int32(own[at + BLOCK])
                         products += np.int32(code) * number

@@ -18,18 +18,22 @@ PANEL = 16  # rows that are read together
 WORD = 4  # codes of one row that are multiplied together
 CHUNK = 2**20  # values that are quantized or dequantized at a time, to bound the memory of copies
 ZERO_CODES = {8: 128, 4: 8}  # the code of the value 0, by bits; 0 with offsets
-# Scales of 4 bits that are tried, as steps per largest value; llama.cpp takes the first.
-STEPS = (8.0, 7.0, 7.4, 7.8, 8.3, 8.7)
+# The levels of 4 bits: near 0, where most weights are, they are closer. They are those of IQ4_NL.
+LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Levels that the largest value of a block gets, one trial each. Between two it is rounded to one.
+LARGEST = (-127, -137, 113, -108, -122, 120)
 
 
 class BlockWeight(QuantizedWeight):
-    """A matrix (N, K) ≈ scale · (code - zero), or scale · code + offset, of blocks of 32 columns.
+    """A matrix (N, K) ≈ scale · (code - zero), scale · code + offset, or scale · level[code], of
+    blocks of 32 columns.
 
     values: (N / 16, K / 32, words, 16, 4) bytes. Rows are read 16 at a time: of each block, first 4
         codes of each of the rows, then the next 4. In 8 bits a block has 8 words. In 4 bits it has
         4: the lower halves of its bytes are its first 16 codes, the upper halves the others.
     scales: (N / 16, K / 32, 1 or 2, 16) float16, the scale of each row and, if there are two, its
         offset. Without offsets, the code of 0 is 128 (in 8 bits) or 8.
+    has_levels: whether codes, of 4 bits, are numbers of LEVELS.
     shape: (N, K). K is a multiple of 32; rows that fill the last 16 have scales of 0.
     dtype: the type of the original matrix and of the results.
     """
@@ -38,13 +42,20 @@ class BlockWeight(QuantizedWeight):
     scales: Tensor
 
     def __init__(
-        self, values: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype
+        self,
+        values: Tensor,
+        scales: Tensor,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        *,
+        has_levels: bool = False,
     ) -> None:
         super().__init__()
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
         self._shape = torch.Size(shape)
         self.dtype = dtype
+        self.has_levels = has_levels
 
     # --- construction -----------------------------------------------------------------------------
 
@@ -55,6 +66,8 @@ class BlockWeight(QuantizedWeight):
         scales: Tensor,
         offsets: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
+        *,
+        has_levels: bool = False,
     ) -> BlockWeight:
         """The matrix of codes (N, K / 32, 32 or 16) uint8 and scales and offsets (N, K / 32)
         float16.
@@ -72,7 +85,7 @@ class BlockWeight(QuantizedWeight):
         for kind, numbers in enumerate((scales, offsets)[:kinds]):
             assert numbers is not None
             packed[:, :, kind] = _whole_panels(numbers).transpose(1, 2)
-        return cls(values, packed, (rows, BLOCK * blocks), dtype)
+        return cls(values, packed, (rows, BLOCK * blocks), dtype, has_levels=has_levels)
 
     @classmethod
     def from_q8_0(
@@ -93,6 +106,16 @@ class BlockWeight(QuantizedWeight):
         return cls.from_codes(table[..., 2:], _half(table, 0), dtype=dtype)
 
     @classmethod
+    def from_iq4_nl(
+        cls, blocks: Tensor, shape: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> BlockWeight:
+        """The matrix of this shape in blocks of IQ4_NL, bytes: a float16 scale and 16 pairs of
+        codes.
+        """
+        table = blocks.view(shape[0], -1, 18)
+        return cls.from_codes(table[..., 2:], _half(table, 0), dtype=dtype, has_levels=True)
+
+    @classmethod
     def from_q4_1(
         cls, blocks: Tensor, shape: tuple[int, int], dtype: torch.dtype = torch.float32
     ) -> BlockWeight:
@@ -105,8 +128,8 @@ class BlockWeight(QuantizedWeight):
     @classmethod
     @torch.no_grad()
     def quantize(cls, matrix: Tensor, bits: int, dtype: torch.dtype | None = None) -> BlockWeight:
-        """The matrix (N, K) rounded to 8 bits, as llama.cpp's Q8_0, or to 4 bits with scales of
-        the smallest square error among a few.
+        """The matrix (N, K) rounded to 8 bits, as llama.cpp's Q8_0, or to levels of 4 bits with
+        scales of the smallest square error among a few.
 
         Raises ValueError for values that are not finite or too large for a float16 scale.
         """
@@ -118,15 +141,18 @@ class BlockWeight(QuantizedWeight):
         scales = torch.empty(rows, blocks, dtype=torch.float16, device=matrix.device)
         step = max(1, CHUNK // inputs)
         encode = {8: _eight_bits, 4: _four_bits}[bits]
+        problem = f"has values that are not finite or too large for {bits} bits"
         for start in range(0, rows, step):
             part = slice(start, start + step)
             x = matrix[part].float().reshape(-1, BLOCK)
+            if not x.isfinite().all():
+                raise ValueError(problem)
             part_codes, part_scales = encode(x)
             codes[part] = part_codes.view_as(codes[part])
             scales[part] = part_scales.view_as(scales[part])
         if not scales.isfinite().all():
-            raise ValueError(f"has values that are not finite or too large for {bits} bits")
-        return cls.from_codes(codes, scales, dtype=dtype or matrix.dtype)
+            raise ValueError(problem)
+        return cls.from_codes(codes, scales, dtype=dtype or matrix.dtype, has_levels=bits == 4)
 
     # --- a weight ---------------------------------------------------------------------------------
 
@@ -194,6 +220,9 @@ class BlockWeight(QuantizedWeight):
         """
         if self.bits == 4:
             codes = torch.cat([codes & 15, codes >> 4], -2)
+        if self.has_levels:
+            levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
+            return (levels[codes.flatten(-2).int()] * scales.float()).flatten(-2)
         numbers = codes.flatten(-2).float()
         if self.has_offsets:
             return (numbers * scales[..., :1].float() + scales[..., 1:].float()).flatten(-2)
@@ -259,24 +288,42 @@ def _eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of codes (B, 16) and scales (B,) of values (B, 32) fp32.
+    """Pairs of codes of levels (B, 16) and scales (B,) of values (B, 32) fp32.
 
-    Each trial rounds with a scale and then fits the scale to the codes by least squares.
+    Each trial gives the largest value another level and rounds the others with that scale. The best
+    trial is the one whose levels have the smallest square error with a scale fitted to them.
     """
+    levels = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
+    numbers = torch.arange(-256, 256, device=x.device) / 2
+    nearest = (numbers[:, None] - levels).abs().argmin(1)
+    level_of = levels[nearest]
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
-    best = torch.full((len(x), 1), torch.inf, device=x.device)
-    codes = torch.zeros_like(x)
+    best = torch.full_like(largest, -1)
     scales = torch.zeros_like(largest)
-    for steps in STEPS:
-        trial = (x * _inverse(largest / -steps)).round_().clamp_(-8, 7)
-        square = (trial * trial).sum(1, keepdim=True)
-        scale = ((trial * x).sum(1, keepdim=True) / square).nan_to_num_(0).half().float()
-        trial = (x * _inverse(scale)).round_().clamp_(-8, 7)
-        error = (trial * scale - x).square_().sum(1, keepdim=True)
-        is_better = error < best
-        best = torch.where(is_better, error, best)
-        codes = torch.where(is_better, trial, codes)
-        scales = torch.where(is_better, scale, scales)
-    scales.masked_fill_(best == torch.inf, torch.nan)  # no trial is finite
-    bits = (codes + 8).to(torch.uint8)
-    return bits[:, :16] | (bits[:, 16:] << 4), scales[:, 0].half()
+    for level in LARGEST:
+        product, square = _moments(_looked_up(level_of, _half_steps(x, largest / level)), x)
+        gain = product * product / square  # by which the fitted scale lowers the square error
+        is_better = gain > best
+        best = torch.where(is_better, gain, best)
+        scales = torch.where(is_better, product / square, scales)
+    rounded = _half_steps(x, scales)
+    product, square = _moments(_looked_up(level_of, rounded), x)
+    codes = _looked_up(nearest.to(torch.uint8), rounded)
+    return codes[:, :16] | (codes[:, 16:] << 4), (product / square)[:, 0].half()
+
+
+def _half_steps(x: Tensor, scales: Tensor) -> Tensor:
+    """The nearest integers to 2 · x (B, 32) / scale in -256 … 255, plus 256. x is finite. What lies
+    between two levels is a multiple of a half.
+    """
+    return (x * _inverse(scales / 2)).round_().clamp_(-256, 255).add_(256).int()
+
+
+def _looked_up(table: Tensor, indices: Tensor) -> Tensor:
+    """table[indices], in a quarter of the time."""
+    return table.index_select(0, indices.flatten()).view_as(indices)
+
+
+def _moments(levels: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ level · x and Σ level² of each block, (B, 1). The second one is not 0: no level is 0."""
+    return (levels * x).sum(1, keepdim=True), (levels * levels).sum(1, keepdim=True)

@@ -12,10 +12,11 @@ NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
 BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE, BLOCK_LAYOUT = 7, 8, 9, 10
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 ITEM_BYTES = (4, 2, 1)
-# The kinds of weights in blocks: their bits, and the code of 0; those with offsets have none.
-BLOCK8, BLOCK4, BLOCK8_OFFSETS, BLOCK4_OFFSETS = range(4)
-BLOCK_BITS = (8, 4, 8, 4)
-ZERO_CODES = (128, 8, 0, 0)
+# The kinds of weights in blocks: their bits, and the code (or level) of 0, which those with offsets
+# lack.
+BLOCK8, BLOCK4, BLOCK8_OFFSETS, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(5)
+BLOCK_BITS = (8, 4, 8, 4, 4)
+ZERO_CODES = (128, 8, 0, 0, 128)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)

@@ -19,6 +19,7 @@ from trifold.fast.block_tile import (
     LINE,
     TILE_ROWS,
     decode_codes,
+    decode_levels,
     half_to_float,
     loop_tile,
     new_tile,
@@ -118,6 +119,7 @@ def _tile_of(kind: int) -> Any:
     """A function that multiplies 8, 4, 2 or 1 rows with a panel of this kind of weights."""
     bits = ins.BLOCK_BITS[kind]
     has_offsets = ins.ZERO_CODES[kind] == 0
+    has_levels = kind == ins.BLOCK4_LEVELS
     if not HAS_VNNI:
 
         @subroutine
@@ -132,12 +134,14 @@ def _tile_of(kind: int) -> Any:
             out: Any,
             stride: Any,
         ) -> None:
-            loop_tile(
-                rows, bits, has_offsets, values, scales, blocks, x, x_scales, x_terms, out, stride
-            )
+            kind = (bits, has_offsets, has_levels)
+            loop_tile(rows, *kind, values, scales, blocks, x, x_scales, x_terms, out, stride)
 
         return loop
-    eight, four, two, one = (new_tile(rows, bits, has_offsets=has_offsets) for rows in (8, 4, 2, 1))
+    eight, four, two, one = (
+        new_tile(rows, bits, has_offsets=has_offsets, has_levels=has_levels)
+        for rows in (8, 4, 2, 1)
+    )
 
     @subroutine
     def tile(
@@ -163,7 +167,9 @@ def _tile_of(kind: int) -> Any:
     return tile
 
 
-_eight_bits, _four_bits, _eight_bits_offsets, _four_bits_offsets = map(_tile_of, range(4))
+_eight_bits, _four_bits, _eight_bits_offsets, _four_bits_offsets, _levels = map(
+    _tile_of, range(len(ins.BLOCK_BITS))
+)
 
 
 @subroutine
@@ -193,6 +199,8 @@ def _multiply_panel(
             _four_bits(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
         elif op.dtype == ins.BLOCK8_OFFSETS:
             _eight_bits_offsets(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
+        elif op.dtype == ins.BLOCK4_LEVELS:
+            _levels(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
         else:
             _four_bits_offsets(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
         done += count
@@ -255,5 +263,8 @@ def dequantize_panel(op: Any, panel: int) -> None:
                 column = BLOCK * block + WORD * word + byte
                 place = op.out + 2 * (column * op.outputs + PANEL * panel)
                 moved = np.uint32(shift + 8 * byte)
-                decode_codes(codes, moved, mask, scratch, scratch + 4 * PANEL, place)
+                if op.dtype == ins.BLOCK4_LEVELS:
+                    decode_levels(codes, moved, mask, scratch, scratch + 4 * PANEL, place)
+                else:
+                    decode_codes(codes, moved, mask, scratch, scratch + 4 * PANEL, place)
     release(scratch)

@@ -23,6 +23,7 @@ from trifold.fast.block_weight import BlockWeight
 from trifold.fast.instruction import (
     BFLOAT16,
     BLOCK4,
+    BLOCK4_LEVELS,
     BLOCK4_OFFSETS,
     BLOCK8,
     BLOCK8_OFFSETS,
@@ -127,13 +128,20 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
 
 def _block_fields(weight: BlockWeight) -> dict[str, Field]:
     outputs, inputs = weight.shape
-    kind = {8: BLOCK8_OFFSETS, 4: BLOCK4_OFFSETS} if weight.has_offsets else {8: BLOCK8, 4: BLOCK4}
     per_task = outputs_per_block_task(inputs, weight.bits)
     return {
-        **{"opcode": BLOCK_MATMUL, "dtype": kind[weight.bits], "inputs": inputs},
+        **{"opcode": BLOCK_MATMUL, "dtype": _block_kind(weight), "inputs": inputs},
         **{"outputs": outputs, "tasks": -(-outputs // per_task)},
         **{"weight": weight.values, "scales": weight.scales},
     }
+
+
+def _block_kind(weight: BlockWeight) -> int:
+    if weight.has_levels:
+        return BLOCK4_LEVELS
+    if weight.has_offsets:
+        return BLOCK8_OFFSETS if weight.bits == 8 else BLOCK4_OFFSETS
+    return BLOCK8 if weight.bits == 8 else BLOCK4
 
 
 def is_readable(weight: Weight) -> bool:

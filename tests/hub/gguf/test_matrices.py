@@ -84,7 +84,7 @@ def test_values_of_all_types(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert made_by(rows, torch.bfloat16).dequantize().dtype is torch.bfloat16
     monkeypatch.setattr(matrices, "CHUNK", 16 * WIDTH)
     assert torch.equal(made_by(rows).dequantize(), ours)
-    expected_bits = 4 if name in ("Q4_0", "Q4_1", "Q4_K") else 8
+    expected_bits = 4 if name in ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL") else 8
     assert weight.bits == expected_bits
 
 

@@ -235,7 +235,8 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     adapted = peft.get_peft_model(base, settings)
     adapted.save_pretrained(tmp_path / "adapter")
-    save_gguf(tmp_path / "adapter", tmp_path / "a.gguf")
+    saved = save_gguf(tmp_path / "adapter", tmp_path / "a.gguf")
+    assert "the adapter is merged with the weights of its base" in saved.notes
     written = _outputs(tmp_path / "a.gguf", "qwen2")
     assert torch.equal(written, _outputs(tmp_path / "adapter", "qwen2"))
     assert (written - _outputs(tmp_path / "base", "qwen2")).abs().max() > 0.01

@@ -4,8 +4,8 @@ The rules of a family move the rows of a matrix: they reorder those of queries a
 matrix. Where each row goes is found by applying the rules to the numbers of the rows. What rules
 change in another way is decoded instead. How the types of a file are stored:
 
-    Q8_0, Q4_0, Q4_1    as they are
-    Q5_0, IQ4_NL        in 8 bits, with the scales of the file: the same values
+    Q8_0, Q4_0, Q4_1, IQ4_NL  as they are
+    Q5_0                in 8 bits, with the scales of the file: the same values
     Q4_K                in 4 bits with offsets; products of two scales are rounded to float16
     others in blocks    rounded to 8 bits, as Q8_0
     numbers             as they are, if the model computes with their type
@@ -260,7 +260,7 @@ def _allocate(part: BlockWeight, rows: int, inputs: int, dtype: torch.dtype) -> 
     panels = -(-rows // PANEL)
     values = part.values.new_empty(panels, *part.values.shape[1:])
     scales = part.scales.new_empty(panels, *part.scales.shape[1:])
-    return BlockWeight(values, scales, (rows, inputs), dtype)
+    return BlockWeight(values, scales, (rows, inputs), dtype, has_levels=part.has_levels)
 
 
 def _rounded(kind: BlockType, raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
@@ -292,13 +292,13 @@ READERS: dict[str, Reader] = {
     "Q8_0": BlockWeight.from_q8_0,
     "Q4_0": BlockWeight.from_q4_0,
     "Q4_1": BlockWeight.from_q4_1,
+    "IQ4_NL": BlockWeight.from_iq4_nl,
     "Q4_K": _q4_k,
 }
-OF_WHOLE_NUMBERS = ("Q5_0", "IQ4_NL")
 
 
 def _reader(kind: BlockType) -> Reader:
     """How rows of a type are stored."""
-    if kind.name in OF_WHOLE_NUMBERS:
+    if kind.name == "Q5_0":
         return partial(_of_whole_numbers, kind)
     return READERS.get(kind.name, partial(_rounded, kind))

@@ -30,7 +30,7 @@ from trifold.hub.gguf.modelfile import modelfile
 from trifold.hub.gguf.tokenizer import MODEL, PREFIX
 from trifold.hub.gguf.tokenizer_keys import TokenizerKeys, tokenizer_keys
 from trifold.hub.model_config import infer_config, parse_config
-from trifold.hub.names import CONFIG, GENERATION
+from trifold.hub.names import ADAPTER, CONFIG, GENERATION
 from trifold.hub.rows import group_of
 from trifold.hub.sentence_transformers import read_modules
 from trifold.hub.tensors import TransformedTensors, shapes_of
@@ -40,6 +40,7 @@ from trifold.text.folder import read_tokenizers
 Weights = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m"]
 SETTINGS = "tokenizer_config.json"
 _FLOATS: dict[torch.dtype, Weights] = {torch.float16: "f16", torch.bfloat16: "bf16"}
+MERGED = "the adapter is merged with the weights of its base"
 _POOLINGS = {"mean": 1, "cls": 2, "last": 3}
 
 
@@ -98,6 +99,7 @@ def save_gguf(
         )
         size = write_file(new, values, made, shapes, types, on_written)
         file = Metadata(values, {}, str(new))
+        notes = [MERGED] if (old / ADAPTER).exists() else []
         _write_modelfile(beside, modelfile(file, new.name, codec, model.generation))
     counts = Counter(types[name][1].name for name in shapes)
     return Saved(
@@ -108,7 +110,7 @@ def save_gguf(
         dict(counts.most_common()),
         [new.name, beside.name],
         model.unused,
-        keys.notes,
+        notes + keys.notes,
     )
 
 
