@@ -206,6 +206,23 @@ def step(dtype: torch.dtype) -> Case:
     return compute, ()
 
 
+def logits(dtype: torch.dtype) -> Case:
+    config = ModelConfig(vocab_size=50, d_model=32, n_heads=4, d_ff=64, n_layers=2, shape="decoder")
+    model = Transformer(config).eval().to(dtype)
+    tokens = torch.randint(3, 50, (3, 9))
+
+    def compute() -> list[Tensor]:
+        with torch.no_grad():
+            cache = model.new_cache()
+            model.decode(Inputs(tokens[:, :6]), cache=cache)
+            return [
+                ops.next_logits(model, model.lm_head, tokens[:, t], None, None, cache)
+                for t in (6, 7, 8)
+            ]
+
+    return compute, ()
+
+
 def layers(dtype: torch.dtype) -> Case:
     sizes = {"vocab_size": 50, "d_model": 32, "n_heads": 2, "d_ff": 64, "n_layers": 2}
     config = ModelConfig(**sizes, shape="encoder", norm_placement="post", attention_bias=True)
@@ -253,6 +270,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "cross_entropy without gradients": cross_entropy(0.1, trains=False),
     "layers": layers,
     "decoding_step": step,
+    "next_logits": logits,
 }
 
 

@@ -8,7 +8,7 @@ Kernels are found, not listed:
 
     every torch.autograd.Function of trifold.fast, forward and backward
     every function x with a partner supports_x or _supports_x…, and those in MORE
-    CompiledDecoder.run, by the type of its weights
+    CompiledDecoder.run, by the type of its weights, and TokenStep.run, by that of the model
     every compiled loop of fast/loops.py
     every opcode, activation, norm and mode of the interpreter (fast/instruction.py)
 """
@@ -62,11 +62,14 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "NORM": ("float32",),
     "ROUND": ("bfloat16",),
 }
+# The classes that execute a decoding step.
+STEPS = {"compiled_decoder": "CompiledDecoder", "token_step": "TokenStep"}
 # Kernels without a partner.
 MORE = ("sparse_attend", "packed_attention", "fused_attention", "concatenated_linears")
 # Modules whose kernels some processors cannot run.
 WITH_INSTRUCTIONS = ("bfloat16_linear", "encoder_layers", "short_attention")
-NO_KERNELS = {"supports_loops"}  # conditions that several kernels share
+# Conditions that several kernels share, and the one of a class.
+NO_KERNELS = {"supports_loops", "supports_token_step"}
 
 
 class Site(NamedTuple):
@@ -127,9 +130,10 @@ def _found() -> Iterator[tuple[str, list[Site]]]:
             for name, value in list(vars(module).items()):
                 if type(getattr(value, "_cache", None)).__name__ == "FunctionCache":
                     yield f"loops.{name}", [Site(module, name, _counted(f"loops.{name}", value))]
-        if short == "compiled_decoder":
-            method = _counted(f"{short}.CompiledDecoder.run", module.CompiledDecoder.run)
-            yield f"{short}.CompiledDecoder.run", [Site(module.CompiledDecoder, "run", method)]
+        if short in STEPS:
+            owner = getattr(module, STEPS[short])
+            kernel = f"{short}.{STEPS[short]}.run"
+            yield kernel, [Site(owner, "run", _counted(kernel, owner.run))]
 
 
 def _partner(module: ModuleType, name: str) -> FunctionType | None:
@@ -227,6 +231,8 @@ def _precision(kernel: str, args: tuple[Any, ...]) -> str:
 
         program = decoder.program
         return ("float32", "bfloat16", "int8")[max(program["dtype"][program["opcode"] == MATMUL])]
+    if kernel.endswith("TokenStep.run"):
+        return str(args[0].dtype).removeprefix("torch.")
     flat = [each for arg in args for each in (arg if isinstance(arg, list | tuple) else (arg,))]
     if any(type(each).__name__ == "Int8Weight" for each in flat):
         return "int8"

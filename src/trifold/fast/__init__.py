@@ -10,12 +10,12 @@ Training, to be read in this order: `loops` and `matmul`, then what calls them: 
 is in `attention_loops`; and `cross_entropy`;
 `int8_training`; and `sparse`, which needs no compiled code.
 Decoding steps: `instruction`, the format; `compiled_decoder`, which translates a stack, with
-`beam_index`; `decoding_step`, which decides whether it may; then what executes instructions:
-`thread_pool` with `openmp`, and `interpreter` with `intrinsics`, `step_linear` with `dot_products`,
-and `step_attention`, whose code `machine_code` keeps on disk and `object_code` loads. Both read the
-weights of `int8`. `block_weight` holds weights as GGUF files do, from which `block_layout` makes
-them with the code of `step_layout`; `quantized_weight` is the base of both kinds. The memory of
-weights has `huge_pages`.
+`beam_index`; `decoding_step`, which decides whether it may; `token_step`, from tokens to logits;
+then what executes instructions: `thread_pool` with `openmp`, and `interpreter` with `intrinsics`,
+`step_linear` with `dot_products`, `step_attention` and `step_embedding`, whose code `machine_code`
+keeps on disk and `object_code` loads. Both read the weights of `int8`. `block_weight` holds weights
+as GGUF files do, from which `block_layout` makes them with the code of `step_layout`;
+`quantized_weight` is the base of both kinds. The memory of weights has `huge_pages`.
 Reading many texts: `encoder_layers`, with the code of `block_loops` and `lanes`; `one_state`, for
 heads that read one state of each text; and `int8_linear`, with the weights of `smoothing`.
 """
@@ -41,7 +41,7 @@ def _versions() -> dict[str, Callable[..., Any]]:
     """The functions of these modules that have the name of a plain operation."""
     functions: dict[str, Any] = {}
     modules = ("layers", "int8_linear", "attention", "cross_entropy", "encoder_layers")
-    for module in (*modules, "decoding_step"):
+    for module in (*modules, "decoding_step", "token_step"):
         functions |= vars(import_module(f"{__name__}.{module}"))
     return {name: functions[name] for name in ops.PLAIN}
 

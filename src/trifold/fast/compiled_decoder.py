@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from trifold.fast import instruction as ins
 from trifold.fast.beam_index import current_index
@@ -64,6 +65,34 @@ class Matmul(NamedTuple):
         return repeated_linear(self.x[:rows], self.weight)
 
 
+class HookSearch:
+    """Finds the hooks of modules and of all that they contain. A hook point that is watched has a
+    hook.
+
+    Hooks are numbered when they are added, in the whole process. Without a new number, no module
+    has to be looked at.
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self._hooks = [
+            hooks
+            for module in modules
+            for each in module.modules()
+            for hooks in (each._forward_hooks, each._forward_pre_hooks)
+        ]
+        self._searched = -1  # the number of the next hook at the last search, which found none
+
+    def any(self) -> bool:
+        """Whether there is one."""
+        number = RemovableHandle.next_id
+        if number == self._searched:
+            return False
+        found = any(self._hooks)
+        if not found:
+            self._searched = number
+        return found
+
+
 class CompiledDecoder:
     """The instructions of one stack, their buffers for at most `max_rows` rows, and the tensors
     they read.
@@ -75,12 +104,7 @@ class CompiledDecoder:
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, uses_library: bool) -> None:
         self.max_rows = max_rows
         self.uses_library = uses_library
-        # Those of all modules. A hook point that is watched has a hook.
-        self.hooks = [
-            hooks
-            for module in stack.modules()
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
+        self.hooks = HookSearch(stack)
         self.windows = np.array(
             [UNLIMITED if window is None else window for window in stack.windows]
         )
@@ -408,7 +432,7 @@ class CompiledDecoder:
 
     def is_observed(self) -> bool:
         """Whether something reads the values between instructions: hook points or hooks."""
-        return any(self.hooks)
+        return self.hooks.any()
 
     def _memory_rows(self, cache: Cache) -> int:
         memory = cache.layers[0].memory

@@ -51,6 +51,11 @@ class Translation(NamedTuple):
 _translations: WeakKeyDictionary[Cache, Translation] = WeakKeyDictionary()
 
 
+def translation_of(cache: Cache) -> Translation | None:
+    """The translation that was made for a cache last."""
+    return _translations.get(cache)
+
+
 def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
     """See `nn.ops.decoding_step`."""
     decoder = _compiled_decoder(stack, x, inputs, cache)

@@ -10,6 +10,7 @@ import numpy as np
 
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
 BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE, BLOCK_LAYOUT = 7, 8, 9, 10
+EMBED, BLOCK_EMBED, SCALE = 11, 12, 13
 FLOAT32, BFLOAT16, INT8 = 0, 1, 2
 ITEM_BYTES = (4, 2, 1)
 # The kinds of weights in blocks: their bits, and the code (or level) of 0, which those with offsets
@@ -40,6 +41,7 @@ INTEGER_FIELDS = (
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
     *("x", "weight", "scales", "bias", "out", "dtype", "mode"),
     *("norm", "activation"),
+    "rounds",  # 1 if an embedding, or the input of the head, is rounded to bf16
     # Attention: x holds the queries. New keys and values, if any, are first stored in the cache at
     # `slot`.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),

@@ -18,10 +18,12 @@ from trifold.fast.dot_products import TILE
 from trifold.fast.instruction import (
     ATTENTION,
     BLOCK_DEQUANTIZE,
+    BLOCK_EMBED,
     BLOCK_LAYOUT,
     BLOCK_MATMUL,
     BLOCK_QUANTIZE,
     DEQUANTIZE,
+    EMBED,
     FINISH,
     FLOAT32,
     INSTRUCTION,
@@ -29,6 +31,7 @@ from trifold.fast.instruction import (
     NORM,
     PREFETCH_BYTES,
     QUANTIZE,
+    SCALE,
 )
 from trifold.fast.intrinsics import (
     allocate,
@@ -50,6 +53,7 @@ from trifold.fast.step_blocks import (
     quantized_rows,
     release_rows,
 )
+from trifold.fast.step_embedding import embed_block_row, embed_row, scale_row
 from trifold.fast.step_layout import lay_out_panel
 from trifold.fast.step_linear import (
     dequantize_row,
@@ -116,6 +120,12 @@ def _run_units(op: Any, units: range) -> None:
             dequantize_panel(op, row)
         elif op.opcode == BLOCK_LAYOUT:
             lay_out_panel(op, row)
+        elif op.opcode == EMBED:
+            embed_row(op, row)
+        elif op.opcode == BLOCK_EMBED:
+            embed_block_row(op, row)
+        elif op.opcode == SCALE:
+            scale_row(op, row)
         else:
             round_row(op, row)
 

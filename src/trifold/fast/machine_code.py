@@ -29,7 +29,8 @@ if find_spec("numba") is None:
 
 SOURCES = (
     *("block_tile", "block_weight", "dot_products", "instruction", "interpreter", "intrinsics"),
-    *("loops", "machine_code", "step_attention", "step_blocks", "step_layout", "step_linear"),
+    *("loops", "machine_code", "step_attention", "step_blocks", "step_embedding", "step_layout"),
+    "step_linear",
 )
 DIGEST = sha256().digest_size
 SYMBOL = "trifold_run_thread"

@@ -20,7 +20,7 @@ from trifold.errors import DataError, TrifoldError, UsageError
 from trifold.generate.processors import ABSENT, Context, LogitsProcessor
 from trifold.generate.stopping import StoppingCriteria, output_limit
 from trifold.generation_config import GenerationConfig
-from trifold.nn import Cache, Inputs, Memory, ModelConfig
+from trifold.nn import Cache, Inputs, Memory, ModelConfig, ops
 from trifold.nn.masks import Mask
 from trifold.nn.parts import AttentionPart, part_of
 
@@ -138,8 +138,8 @@ class DecodingState:
     """Sentences whose source (encoder-decoder) or prompt (decoder) has been read, initially with
     one row each.
 
-    logits: (R, V) of the next token. hidden: (R, T, E) states of the tokens read last, initially of
-        the prompt.
+    logits: (R, V) of the next token. hidden: (R, T, E) states of the prompt, or of the tokens that
+        were read after it, see `advance`.
     generated: how many tokens were generated. sources: (B, S) what the encoder read, if a processor
     needs it. sentences: (B,) original index of each remaining sentence. limits: (B,) maximum number
     of generated tokens of each.
@@ -160,7 +160,7 @@ class DecodingState:
                 "encoder-decoder or a decoder"
             )
         self.head = head
-        self.decode = model.decode
+        self.model = model
         self.max_positions = model_config.decoder_side.max_positions
         lengths = _check_lengths(inputs, model_config)
         inputs = _trim(inputs)
@@ -230,11 +230,17 @@ class DecodingState:
         return self.tokens[rows, self.tokens.shape[1] - self.generated :]
 
     def advance(
-        self, tokens: Tensor, rows: Tensor | None = None, sentences: Tensor | None = None
+        self,
+        tokens: Tensor,
+        rows: Tensor | None = None,
+        sentences: Tensor | None = None,
+        *,
+        reads_states: bool = False,
     ) -> None:
         """Row i continues rows[i] (default: itself) with tokens[i]; compute the next logits.
 
-        sentences: positions of the sentences that continue (default: all).
+        sentences: positions of the sentences that continue (default: all). reads_states: whether
+            `hidden` is set.
         """
         if sentences is not None and len(sentences) < len(self.sentences):
             assert rows is not None, "sentences cannot be removed without naming rows"
@@ -243,8 +249,14 @@ class DecodingState:
             self.cache.reorder(rows)
             self._select_rows(rows)
         self.append(tokens)
-        self.hidden = self.read(tokens[:, None])
-        self.logits = self.head(self.hidden[:, -1])
+        if reads_states:
+            self.hidden = self.read(tokens[:, None])
+            self.logits = self.head(self.hidden[:, -1])
+            return
+        self._extend_attend(tokens[:, None])
+        self.logits = ops.next_logits(
+            self.model, self.head, tokens, self.attend, self.memory, self.cache
+        )
 
     def append(self, tokens: Tensor) -> None:
         """Append tokens[i] to row i without reading it."""
@@ -253,9 +265,13 @@ class DecodingState:
 
     def read(self, tokens: Tensor) -> Tensor:
         """The next tokens (R, T) of every row -> hidden states (R, T, E); advances the cache."""
+        self._extend_attend(tokens)
+        return self.model.decode(Inputs(tokens, self.attend), self.memory, self.cache)
+
+    def _extend_attend(self, tokens: Tensor) -> None:
+        """All new tokens (R, T) are real."""
         if self.attend is not None:
             self.attend = torch.cat([self.attend, self.attend.new_ones(tokens.shape)], dim=1)
-        return self.decode(Inputs(tokens, self.attend), self.memory, self.cache)
 
     def is_prefix(self, tokens: Tensor) -> bool:
         """Whether the state of the first of the next tokens (1, T) does not depend on the others.
@@ -287,7 +303,7 @@ class DecodingState:
             end = start + chunk
             attend = None if prompt.attend is None else prompt.attend[:, :end]
             part = Inputs(prompt.tokens[:, start:end], attend)
-            hidden.append(self.decode(part, self.memory, self.cache))
+            hidden.append(self.model.decode(part, self.memory, self.cache))
         return hidden[0] if len(hidden) == 1 else torch.cat(hidden, dim=1)
 
     def _step(self, outputs: int) -> Workload:

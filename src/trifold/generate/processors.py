@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.errors import UsageError
@@ -149,8 +151,7 @@ def bad_words(banned: BannedText, ends: list[int], logits: Tensor, context: Cont
 def min_new_tokens(minimum: int, ends: list[int], logits: Tensor, context: Context) -> Tensor:
     """Forbid end tokens before this many generated tokens."""
     if context.generated < minimum:
-        for end in ends:  # one by one: ten times faster than indexing with the list
-            logits[:, end] = NEVER
+        _forbid(logits, ends)
     return logits
 
 
@@ -270,11 +271,11 @@ def processor(
 
     def process(logits: Tensor, context: Context) -> Tensor:
         if forbid_padding:
-            logits[:, model.pad_id] = NEVER
+            _forbid(logits, [model.pad_id])
         for step in steps:
             logits = step(logits, context)
-        if may_forbid_all:
-            empty = largest(logits) == NEVER
+        if may_forbid_all and not _every_row_has_a_token(logits):
+            empty = logits.amax(-1) == NEVER
             if not bool(empty.any()):
                 return logits
             if not ends:
@@ -288,11 +289,30 @@ def processor(
     return process
 
 
-def largest(logits: Tensor) -> Tensor:
-    """(R,) the largest logit of each row. numpy finds it in half the time, on one thread."""
+# numpy takes a fraction of the time of PyTorch for operations on a few rows of logits.
+
+
+def array_of(logits: Tensor) -> NDArray[np.float32] | None:
+    """The memory of logits in fp32 on a CPU as an array."""
     if logits.is_cpu and logits.dtype is torch.float32:
-        return torch.from_numpy(logits.detach().numpy().max(-1))
-    return logits.amax(-1)
+        return logits.detach().numpy()
+    return None
+
+
+def _forbid(logits: Tensor, tokens: Iterable[int]) -> None:
+    """Forbid tokens in all rows, in place."""
+    array = array_of(logits)
+    columns: Any = logits if array is None else array
+    for token in tokens:  # one by one: ten times faster than indexing with the list
+        columns[:, token] = NEVER
+
+
+def _every_row_has_a_token(logits: Tensor) -> bool:
+    """Whether no row forbids all tokens, nor has NaN."""
+    array = array_of(logits)
+    if array is None:
+        return bool((logits.amax(-1) > NEVER).all())
+    return bool(array.max(-1).min() > NEVER)
 
 
 # --- banned text ----------------------------------------------------------------------------------

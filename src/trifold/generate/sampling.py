@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trifold.generate.decoding import refuse_nan, refuse_non_finite
-from trifold.generate.processors import NEVER
+from trifold.generate.processors import NEVER, array_of
 from trifold.generation_config import GenerationConfig
 
 HEAD = 512  # most likely tokens that top_p sorts first; they nearly always suffice
@@ -101,13 +101,16 @@ def draw_weights(config: GenerationConfig) -> Callable[[Tensor], Tensor]:
 
 def greedy(logits: Tensor, indices: Tensor, generated: int) -> Tensor:
     """The most likely token: the one with the largest logit, or with one that is NaN."""
-    if logits.is_cpu and logits.dtype is torch.float32:
-        # numpy's argmax is many times faster.
-        tokens = torch.from_numpy(logits.detach().numpy().argmax(-1))
-    else:
+    array = array_of(logits)
+    if array is None:
         tokens = logits.argmax(-1)
-    refuse_non_finite(logits.gather(1, tokens[:, None]), "NaN scores")
-    return tokens
+        refuse_non_finite(logits.gather(1, tokens[:, None]), "NaN scores")
+        return tokens
+    best = array.argmax(-1)
+    values = array[np.arange(len(best)), best]
+    if not np.isfinite(values).all():
+        refuse_non_finite(torch.from_numpy(values), "NaN scores")
+    return torch.from_numpy(best)
 
 
 def sampler(

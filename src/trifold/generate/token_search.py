@@ -91,7 +91,7 @@ def contrastive_search(state: DecodingState, setup: SearchSetup) -> Iterator[Sea
         log_probs = setup.process(state.logits[chosen], context).log_softmax(-1)
         candidates, tokens = log_probs.topk(k)
         refuse_nan(candidates)
-        state.advance(tokens.flatten(), chosen.repeat_interleave(k))
+        state.advance(tokens.flatten(), chosen.repeat_interleave(k), reads_states=True)
 
         hidden = F.normalize(state.hidden[:, -1].unflatten(0, (-1, k)), dim=-1)  # (B, K, E)
         similarity = hidden @ history.transpose(1, 2)  # (B, K, previous tokens)

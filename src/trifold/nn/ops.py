@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from trifold.nn.cache import Cache
 from trifold.nn.hooks import AttentionHooks
+from trifold.nn.inputs import Inputs
 from trifold.nn.masks import Mask, PairBias
 from trifold.nn.precision import widened
 from trifold.nn.rng import thread_rng
@@ -229,13 +230,30 @@ def decoding_step(stack: Any, x: Tensor, inputs: Any, cache: Cache) -> Tensor:
     return stack.run_layers(x, inputs, cache)
 
 
+def next_logits(
+    model: Any,
+    head: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    attend: Tensor | None,
+    memory: Any,
+    cache: Cache,
+) -> Tensor:
+    """One more token of each row, tokens (R,), after those in the cache -> the logits (R, V) of the
+    tokens after it.
+
+    attend: (B, S), past and new tokens. See `Transformer.decode` and `LanguageModelHead`.
+    """
+    return head(model.decode(Inputs(tokens[:, None], attend), memory, cache)[:, -1])
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 _LINEAR = (embedding, linear, linears, activation_linear, feed_forward)
 _LAYERS = (*_LINEAR, gelu_tanh, layer_norm, dropout)
+_STEPS = (decoding_step, next_logits)
 PLAIN: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
-    for operation in (*_LAYERS, attend, attention, cross_entropy, layers, decoding_step)
+    for operation in (*_LAYERS, attend, attention, cross_entropy, layers, *_STEPS)
 }
 
 
