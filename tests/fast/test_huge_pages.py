@@ -1,14 +1,18 @@
 """Memory of weights in huge pages."""
 
+import ctypes
 import gc
+import mmap
+import platform
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from trifold.fast.huge_pages import ALIGNMENT, PAGE_BYTES, HugeMemory
+from trifold.fast.huge_pages import ALIGNMENT, PAGE_BYTES, HugeMemory, read_ahead
 
 SMAPS = Path("/proc/self/smaps")
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -78,3 +82,20 @@ def test_tensors_larger_than_a_region_get_their_own() -> None:
         each.fill_(number)
     assert all(bool((each == number).all()) for number, each in enumerate(tensors))
     assert tensors[3].data_ptr() - tensors[2].data_ptr() == 640
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="not Linux")
+def test_a_file_is_read_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(PAGE_BYTES))
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    before = sizes_at(address)["Rss"]
+    read_ahead(memory)
+    for thread in threading.enumerate():
+        if thread.name == "pages":
+            thread.join()
+    if tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
+        pytest.skip("this version of Linux does not read ahead")
+    assert before < PAGE_BYTES // 1024 <= sizes_at(address)["Rss"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from trifold import fast
 from trifold.fast.block_layout import FileRows, lay_out
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.fill import fill_model
 from trifold.nn import Inputs, ModelConfig, Transformer
 
@@ -68,7 +69,7 @@ def test_logits_are_those_of_the_values(bits: int, dtype: torch.dtype) -> None:
 def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str, size: int) -> None:
     table = torch.randint(0, 100, (50, 3 * size), dtype=torch.uint8)
     order = torch.randperm(50)[:37]
-    [(found, is_finite)] = lay_out([FileRows(table, order, kind)], torch.bfloat16)
+    [(found, is_finite)] = lay_out([FileRows(table, order, kind)], torch.bfloat16, HugeMemory())
     make = {"Q8_0": BlockWeight.from_q8_0, "Q4_0": BlockWeight.from_q4_0}
     expected = make.get(kind, BlockWeight.from_q4_1)(table[order], (37, 96))
     assert torch.equal(found.values, expected.values)

@@ -55,13 +55,15 @@ def can_lay_out() -> bool:
     return interpreter is not None and interpreter.is_on_disk()
 
 
-def lay_out(sources: Sequence[FileRows], dtype: torch.dtype) -> list[tuple[BlockWeight, bool]]:
+def lay_out(
+    sources: Sequence[FileRows], dtype: torch.dtype, memory: HugeMemory
+) -> list[tuple[BlockWeight, bool]]:
     """The rows in blocks, for results of `dtype`: what `BlockWeight.from_q8_0` and others make; and
     whether all scales are finite.
     """
     if not sources:
         return []
-    weights = _allocate(sources, dtype)
+    weights = _allocate(sources, dtype, memory)
     program = np.zeros(len(sources), INSTRUCTION)
     infinite = torch.zeros(len(sources), dtype=torch.int32)
     program["opcode"] = BLOCK_LAYOUT
@@ -90,9 +92,10 @@ def _numbers(dtype: int) -> int:
     return 2 if ZERO_CODES[dtype] == 0 else 1
 
 
-def _allocate(sources: Sequence[FileRows], dtype: torch.dtype) -> list[BlockWeight]:
+def _allocate(
+    sources: Sequence[FileRows], dtype: torch.dtype, memory: HugeMemory
+) -> list[BlockWeight]:
     """Memory for the matrices."""
-    memory = HugeMemory()
     weights = []
     for source in sources:
         rows, inputs = source.shape

@@ -179,6 +179,11 @@ def load_model(
     folder = folder_or_file(folder)
     values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
+    file: GGUFFolder | None = None
+    # Encoders read many rows at once, whose products are faster with decoded weights.
+    if stored == "file" and isinstance(folder, GGUFFolder) and config.decoder_layers:
+        file = folder
+        file.read_ahead()
     weights = read_weights(folder) if merged is None else merged
     config = complete_config(family, config, weights, folder / CONFIG)
     known = {head for fields in family.architectures.values() for head in fields["heads"]}
@@ -196,10 +201,9 @@ def load_model(
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     tensors = rules.loading(table, theirs, parameters)
     found: dict[str, BlockWeight | Tensor] = {}
-    # Encoders read many rows at once, whose products are faster with decoded weights.
-    if stored == "file" and isinstance(folder, GGUFFolder) and config.decoder_layers:
+    if file is not None:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        found = folder.matrices(lambda made: rules.loading(table, made, parameters), shapes, dtype)
+        found = file.matrices(lambda made: rules.loading(table, made, parameters), shapes, dtype)
     others = ((name, tensors[name]) for name in tensors if name not in found)
     blocks = {name: each for name, each in found.items() if isinstance(each, BlockWeight)}
     ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
+from trifold.fast import prepare_interpreter
+from trifold.fast.block_layout import can_lay_out
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.huge_pages import read_ahead
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
@@ -40,6 +43,13 @@ class GGUFFolder(FileAsFolder):
     translation: Translation = field(compare=False, repr=False, kw_only=True)
     files: Sequence[GGUFFile] = field(compare=False, repr=False, kw_only=True)
     stored: Mapping[str, StoredMatrix] = field(compare=False, repr=False, kw_only=True)
+
+    def read_ahead(self) -> None:
+        """Read the tensors, and load the code that lays them out, both on other threads."""
+        for file in self.files:
+            read_ahead(file.memory)
+        if can_lay_out():
+            prepare_interpreter()
 
     def matrices(
         self,

@@ -191,7 +191,9 @@ def lay_out(
     if can_lay_out():
         compiled = {name: each for name, each in matrices.items() if _kind(each) in KINDS}
     sources = [_file_rows(each) for each in compiled.values()]
-    for name, (weight, is_finite) in zip(compiled, lay_out_rows(sources, dtype), strict=True):
+    for name, (weight, is_finite) in zip(
+        compiled, lay_out_rows(sources, dtype, memory), strict=True
+    ):
         _check_finite(name, is_finite)
         yield name, weight
     for name, each in matrices.items():
