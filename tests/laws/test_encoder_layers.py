@@ -24,6 +24,7 @@ from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.hooks import capture
 from trifold.nn.masks import Mask, padding_mask
 from trifold.nn.packing import Packing
+from trifold.nn.walk import StackInputs
 
 pytestmark = [
     pytest.mark.parametrize("operations", ["fast"], indirect=True),
@@ -45,6 +46,12 @@ CONFIGS = {
     "no biases": SIZES
     | {"n_heads": 2, "attention_bias": False, "norm_bias": False, "feed_forward_bias": False},
     "heads": SIZES | BERT | {"n_heads": 2, "heads": ("pooler", "sequence", "token", "span")},
+    "relative": SIZES
+    | {"n_heads": 2, "positions": "relative", "relative_buckets": 8, "relative_distance": 20},
+    "t5": SIZES
+    | {"n_heads": 2, "positions": "relative", "relative_buckets": 8, "relative_distance": 20}
+    | {"norm": "rms", "norm_placement": "pre", "activation": "relu", "attention_scale": 1.0}
+    | {"attention_bias": False, "feed_forward_bias": False},
     "images": {
         **(SIZES | {"n_heads": 1, "norm_placement": "pre", "heads": ("sequence",), "n_labels": 3}),
         **{"image_size": (16, 20), "patch_size": (4, 4), "n_channels": 2, "max_positions": 21},
@@ -196,10 +203,11 @@ def test_chosen_states_have_the_bits_that_they_have_among_all(name: str, precisi
     lengths = torch.tensor(LENGTHS)
     for columns in (torch.zeros_like(lengths), lengths // 2, lengths - 1):
         chosen = inputs.packing.starts[:-1] + columns
-        every, mask = model.encoder_embeddings(inputs), Mask(inputs.real, packing=inputs.packing)
-        expected = encoder_layers.encoder_layers(model.encoder, every, mask)[0, chosen]
+        every = model.encoder_embeddings(inputs)
+        read = StackInputs(Mask(inputs.real, packing=inputs.packing))
+        expected = encoder_layers.encoder_layers(model.encoder, every, read)[0, chosen]
         assert torch.equal(
-            encoder_layers.encoder_layers(model.encoder, every, mask, chosen), expected
+            encoder_layers.encoder_layers(model.encoder, every, read, chosen), expected
         )
 
 

@@ -235,7 +235,12 @@ def _is_worth_loops(x: Tensor, scores: int) -> bool:
 
 def is_plain(layer: Attention) -> bool:
     """Whether its scores are q·k / √D alone, and its values have the width of its keys."""
-    has_plain_scores = layer.query_scale == 1.0 and layer.soft_cap is None and layer.sinks is None
+    return layer.query_scale == 1.0 and has_plain_products(layer)
+
+
+def has_plain_products(layer: Attention) -> bool:
+    """Whether its scores are q·k with any scale, and its values have the width of its keys."""
+    has_plain_scores = layer.soft_cap is None and layer.sinks is None
     has_plain_heads = layer.groups == 1 and layer.value_width == layer.head_width
     is_classical = type(layer) is Attention and layer.q_norm is None
     return is_classical and has_plain_scores and has_plain_heads

@@ -104,7 +104,7 @@ class Weight(NamedTuple):
 
 
 class NormWeights(NamedTuple):
-    """The addresses of weight and bias (E,)."""
+    """The addresses of weight and bias (E,); without a bias (0), it is an RMS norm."""
 
     weight: int
     bias: int
@@ -121,13 +121,30 @@ class BlockWeights(NamedTuple):
     second_norm: NormWeights
 
 
+class Options(NamedTuple):
+    """What all layers have in common.
+
+    epsilon: of the norms, which come before the sub-layers (is_pre) or after them. activation: its
+    code. query_scale: the factor of the scores besides 1 / √D. bias: (H·T, S) fp32, what is added
+    to q·k of each head and query before they are scaled, S a multiple of LANES; or no row.
+    """
+
+    heads: int
+    is_pre: bool
+    epsilon: F
+    activation: int
+    query_scale: F
+    bias: Array
+
+
 class ChunkMemory(NamedTuple):
     """What a chunk needs; R rows, with those of an incomplete tile.
 
     entering: (R, E) of A; scales and zeros: (R,) of its rows. qkv: (R, 3·E), and its words.
     heads: (R, E) the output of attention. sums: (R, E) fp32. row: (E or d_ff,) fp32. tile: of the
     sums of a matmul. activated: (INNER_ROWS, d_ff) fp32, only of int8. inner: (INNER_ROWS, d_ff) of
-    A. keys, values, scores, weights, inverses: of one head.
+    A. keys, values, scores, weights, inverses: of one head. Rows of A may have columns more that
+    nothing reads.
     """
 
     entering: Array
@@ -160,7 +177,28 @@ def copy_row(x: Any, row: int, out: Any) -> None:
 
 @function
 def normalize(x: Any, width: int, norm: Any, epsilon: Any, out: Any) -> None:
-    """(x - mean) / √(variance + ε) · weight + bias, of rows (width,) at addresses in fp32."""
+    """The norm of a row (width,), fp32 at an address -> a row at the address out, which may be x."""
+    if norm.bias == 0:
+        _rms_norm(x, width, norm, epsilon, out)
+    else:
+        _layer_norm(x, width, norm, epsilon, out)
+
+
+@inline
+def _rms_norm(x: Any, width: int, norm: Any, epsilon: Any, out: Any) -> None:
+    """x / √(mean(x²) + ε) · weight."""
+    total = fill(F(0))
+    for j in range(0, width, LANES):
+        total = multiply_add(load_float(x + 4 * j), load_float(x + 4 * j), total)
+    inverse = fill(F(1) / np.sqrt(sum_of(total) / F(width) + epsilon))
+    for j in range(0, width, LANES):
+        y = load_float(x + 4 * j) * inverse * load_float(norm.weight + 4 * j)
+        store_float(out + 4 * j, y)
+
+
+@inline
+def _layer_norm(x: Any, width: int, norm: Any, epsilon: Any, out: Any) -> None:
+    """(x - mean) / √(variance + ε) · weight + bias."""
     total = fill(F(0))
     for j in range(0, width, LANES):
         total = total + load_float(x + 4 * j)
@@ -203,18 +241,28 @@ def quantize_row(x: Any, width: int, factors: Any, out: Any) -> Any:
     return scale, F(zero)
 
 
+@inline
+def inputs_of(weight: Any, rows: Any) -> int:
+    """K, the number of inputs of a weight, of the type of the rows that enter it."""
+    return weight.words.shape[1] * 4 // rows.itemsize
+
+
 @by_type
-def enter(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) -> Any:
-    """Store x (E,), fp32 at an address, as rows[row]; bytes with scale and zero. Changes x."""
+def enter(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> Any:
+    """Store x (K,), fp32 at an address, as an input of a weight: rows[row]; bytes with scale and
+    zero. Changes x.
+    """
     if rows.dtype == types.uint8:
 
-        def quantized(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) -> None:
-            scales[row], zeros[row] = quantize_row(x, rows.shape[1], factors, place(rows, row, 0))
+        def quantized(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> None:
+            width = inputs_of(weight, rows)
+            out = place(rows, row, 0)
+            scales[row], zeros[row] = quantize_row(x, width, weight.factors, out)
 
         return quantized
 
-    def rounded(rows: Any, row: Any, x: Any, factors: Any, scales: Any, zeros: Any) -> None:
-        for j in range(0, rows.shape[1], LANES):
+    def rounded(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> None:
+        for j in range(0, inputs_of(weight, rows), LANES):
             store(rows, place(rows, row, j), load_float(x + 4 * j))
 
     return rounded
@@ -344,6 +392,14 @@ def pack_values(qkv: Any, start: Any, length: Any, first: Any, memory: Any) -> A
     return single
 
 
+@inline
+def add_bias(memory: Any, row: int, length: int, bias: Any) -> None:
+    """memory.scores[row] += the bias of a query, fp32 at an address."""
+    scores = place(memory.scores, row, 0)
+    for key in range(0, length, LANES):
+        store_float(scores + 4 * key, load_float(scores + 4 * key) + load_float(bias + 4 * key))
+
+
 @function
 def softmax(memory: Any, row: int, length: int, scale: Any) -> None:
     """memory.weights[row] = exp(scale · (scores[row] - their maximum)), 0 beyond the length, and
@@ -388,10 +444,14 @@ def multiply_blocks(
 
 
 @function
-def attend(memory: Any, start: int, length: int, queries: Any, heads: int, out: Any) -> None:
+def attend(memory: Any, start: int, length: int, queries: Any, options: Any, out: Any) -> None:
     """Attention to one row of text, `length` rows of memory.qkv from `start` on, of the queries in
-    the rows from queries[0] up to queries[1] -> the same rows of out.
+    the rows from queries[0] up to queries[1] -> the same rows of out. With a bias, the first query
+    is the first token of the text.
     """
+    heads = options.heads
+    bias = options.bias
+    of_head_bias = bias.shape[0] // heads
     qkv = memory.qkv
     width = qkv.shape[1] // 3
     head_width = width // heads
@@ -406,7 +466,7 @@ def attend(memory: Any, start: int, length: int, queries: Any, heads: int, out: 
     weights_stride = memory.weights.shape[1] * memory.weights.itemsize
     pairs = (length * qkv.itemsize + 3) // 4  # words of a row of attention weights
     tile = memory.tile.ctypes.data, 4 * head_width
-    scale = F(1.4426950408889634) / np.sqrt(F(head_width))
+    scale = F(1.4426950408889634) / np.sqrt(F(head_width)) * options.query_scale
     blocks = -(-length // LANES)
     of_head = head_width // LANES
     for head in range(heads):
@@ -418,6 +478,9 @@ def attend(memory: Any, start: int, length: int, queries: Any, heads: int, out: 
             a = place(qkv, query, column)
             multiply_blocks(qkv, a, stride, keys, 4 * LANES * words, words, blocks, scores)
             for row in range(count):
+                if of_head_bias:
+                    of_query = head * of_head_bias + query + row - queries[0]
+                    add_bias(memory, row, length, place(bias, of_query, 0))
                 softmax(memory, row, length, scale)
             multiply_blocks(
                 qkv, weights, weights_stride, values, values_stride, pairs, of_head, tile
@@ -433,18 +496,18 @@ def attend(memory: Any, start: int, length: int, queries: Any, heads: int, out: 
 
 
 @by_type
-def enter_outputs(entering: Any, count: Any, x: Any, factors: Any, memory: Any) -> Any:
-    """The outputs x of attention or of an activation -> entering: the same memory except for bytes,
-    which are made from fp32.
+def enter_outputs(entering: Any, count: Any, x: Any, weight: Any, memory: Any) -> Any:
+    """The outputs x of attention or of an activation -> entering, the inputs of a weight: the same
+    memory except for bytes, which are made from fp32.
     """
     if entering.dtype == types.uint8:
 
-        def quantized(entering: Any, count: Any, x: Any, factors: Any, memory: Any) -> None:
+        def quantized(entering: Any, count: Any, x: Any, weight: Any, memory: Any) -> None:
             for row in range(count):
-                enter(entering, row, place(x, row, 0), factors, memory.scales, memory.zeros)
+                enter(entering, row, place(x, row, 0), weight, memory.scales, memory.zeros)
 
         return quantized
-    return lambda entering, count, x, factors, memory: None
+    return lambda entering, count, x, weight, memory: None
 
 
 @function
@@ -462,14 +525,13 @@ def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memor
     """memory.sums = x + attention of the rows of text that start at starts[:-1], of a chunk; or
     only of those that are chosen.
     """
-    heads, is_pre, epsilon, _ = options
     count, width = x.shape
     row_address = memory.row.ctypes.data
     for row in range(count):
         copy_row(x, row, row_address)
-        if is_pre:
-            normalize(row_address, width, block.first_norm, epsilon, row_address)
-        enter(memory.entering, row, row_address, block.qkv.factors, memory.scales, memory.zeros)
+        if options.is_pre:
+            normalize(row_address, width, block.first_norm, options.epsilon, row_address)
+        enter(memory.entering, row, row_address, block.qkv, memory.scales, memory.zeros)
     qkv = memory.qkv
     multiply(memory.entering, count, block.qkv, (width, 3 * width), memory, qkv, 0)
     if chosen.shape[0]:
@@ -480,8 +542,8 @@ def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memor
         start = starts[number] - starts[0]
         length = starts[number + 1] - starts[number]
         queries = (number, number + 1) if chosen.shape[0] else (start, start + length)
-        attend(memory, start, length, queries, heads, memory.heads)
-    enter_outputs(memory.entering, count, memory.heads, block.out.factors, memory)
+        attend(memory, start, length, queries, options, memory.heads)
+    enter_outputs(memory.entering, count, memory.heads, block.out, memory)
     for row in range(count):
         copied = chosen[row] - starts[0] if chosen.shape[0] else row
         copy_row(x, copied, place(memory.sums, row, 0))
@@ -494,26 +556,27 @@ def _feed_forward(sums: Any, block: Any, options: Any, memory: Any, out: Any) ->
     """The feed-forward network with its residual connection: sums (n, E) fp32, changed -> out
     (n, E). With norms after the layers, also the norm before it.
     """
-    _, is_pre, epsilon, activation = options
+    epsilon = options.epsilon
     count, width = sums.shape
-    inner = memory.inner.shape[1]
+    inner = inputs_of(block.outer, memory.inner)
     row_address = memory.row.ctypes.data
     for row in range(count):
         x = place(sums, row, 0)
-        if is_pre:
+        if options.is_pre:
             normalize(x, width, block.second_norm, epsilon, row_address)
         else:
             normalize(x, width, block.first_norm, epsilon, x)
             copy_row(sums, row, row_address)
-        enter(memory.entering, row, row_address, block.inner.factors, memory.scales, memory.zeros)
+        enter(memory.entering, row, row_address, block.inner, memory.scales, memory.zeros)
     activated = memory.activated
     whole = 0, inner
-    multiply_activate(memory.entering, count, block.inner, whole, memory, activated, activation)
-    enter_outputs(memory.inner, count, activated, block.outer.factors, memory)
+    code = options.activation
+    multiply_activate(memory.entering, count, block.inner, whole, memory, activated, code)
+    enter_outputs(memory.inner, count, activated, block.outer, memory)
     multiply_add_to(memory.inner, count, block.outer, (0, width), memory, sums, 0)
     for row in range(count):
         x = place(sums, row, 0)
-        if not is_pre:
+        if not options.is_pre:
             normalize(x, width, block.second_norm, epsilon, x)
         for j in range(0, width, LANES):
             store(out, place(out, row, j), load_float(x + 4 * j))
@@ -561,8 +624,9 @@ def _pack(matrix: Any, rows: int, first: int, out: Any) -> None:
 
 
 @function
-def _block_of(addresses: Any, width: int, inner: int, tiles: Any) -> Any:
-    """The weights of a layer, whose matrices are written into the tiles."""
+def _block_of(addresses: Any, width: int, itemsize: int, tiles: Any) -> Any:
+    """The weights of a layer, whose matrices are written into the tiles. itemsize: of a number."""
+    inner = tiles[3].shape[1] * 4 // itemsize
     matrices = addresses[:MATRICES]
     for part in range(3):
         _pack(matrices[part], width, part * width, tiles[0])
@@ -596,7 +660,7 @@ def _run_layers(
     n_layers = layers.shape[0]
     none = chosen[:0]
     for layer in range(n_layers):
-        block = _block_of(layers[layer], x.shape[1], memory.inner.shape[1], tiles)
+        block = _block_of(layers[layer], x.shape[1], memory.inner.itemsize, tiles)
         read = x if layer == 0 else states
         if layer + 1 < n_layers:
             _run_block(read, starts, none, block, options, memory, states)
@@ -633,16 +697,17 @@ def _new_run_layers(key: int) -> Any:
         """All layers: packed states x (N, E) of rows that start at starts[:-1] -> out (N, E), 0
         beyond the rows; or out (B, E) of the states chosen (B,), one of each row.
 
-        layers: (L, ADDRESSES). options: the number of heads, whether norms come before the layers,
-        their ε, and the code of the activation. tiles: memory for the four matrices of a layer.
-        states: (N, E), for those between layers; it may be x, and out if nothing is chosen.
+        layers: (L, ADDRESSES). tiles: memory for the four matrices of a layer. states: (N, E), for
+        those between layers; it may be x, and out if nothing is chosen.
 
-        memory has the order of the fields of `ChunkMemory`. It is a plain tuple, because what
-        Numba keeps on disk cannot be read any more after a class of its arguments has another name.
+        options and memory have the order of the fields of `Options` and `ChunkMemory`. They are
+        plain tuples, because what Numba keeps on disk cannot be read any more after a class of its
+        arguments has another name.
         """
         if key != 0:
             of_chunk = ChunkMemory(*memory)
-            _run_layers(x, starts, chosen, layers, options, of_chunk, tiles, states, out)
+            of_layers = Options(*options)
+            _run_layers(x, starts, chosen, layers, of_layers, of_chunk, tiles, states, out)
 
     return run_layers
 

@@ -14,23 +14,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trifold.fast import as_array, compiled_block, has_instructions, is_autocast, is_eager_cpu
-from trifold.fast.attention import is_plain
+from trifold.fast.attention import has_plain_products
 from trifold.fast.instruction import ACTIVATIONS
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import has_hooks, int8_weight
-from trifold.nn.attention import Attention
+from trifold.nn.attention import Attention, ScoreBias
 from trifold.nn.layers import FeedForward, Linear, Residual
 from trifold.nn.masks import Mask
-from trifold.nn.norms import LayerNorm
+from trifold.nn.norms import LayerNorm, RMSNorm
 from trifold.nn.packing import Packing
-from trifold.nn.parts import has_plain_attention
+from trifold.nn.parts import has_packed_attention
 from trifold.nn.stack import Block, Stack
 from trifold.nn.walk import StackInputs
 
 LANES = 16  # numbers of an AVX-512 register
+CACHE_LINE = 64  # bytes
 SUPPORTED = ("gelu", "gelu-tanh", "relu")  # activations
+NORMS = (LayerNorm, RMSNorm)
 MIN_TOKENS = 256  # from which they are worth the loading of the loops
 
 Array = NDArray[Any]
@@ -40,7 +43,7 @@ def layers(stack: Stack, x: Tensor, inputs: StackInputs) -> Tensor:
     """See `nn.ops.layers`."""
     if not supports_encoder_layers(stack, x, inputs):
         return stack.run_layers(x, inputs)
-    states: Tensor = stack.final_norm(encoder_layers(stack, x, inputs.mask))
+    states: Tensor = stack.final_norm(encoder_layers(stack, x, inputs))
     return states
 
 
@@ -48,8 +51,9 @@ def layers(stack: Stack, x: Tensor, inputs: StackInputs) -> Tensor:
 
 
 def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> bool:
-    """Whether one thread computes the layers, which are those of BERT or a vision Transformer
-    without a hook, for many tokens without a gradient, and the processor has the instructions.
+    """Whether one thread computes the layers, which are those of BERT, MPNet, T5 or a vision
+    Transformer without a hook, for many tokens without a gradient, and the processor has the
+    instructions.
     """
     if torch.is_grad_enabled() or not is_eager_cpu(x) or torch.get_num_threads() > 1:
         return False
@@ -57,12 +61,12 @@ def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> boo
         return False
     if type(stack) is not Stack or x.shape[0] * x.shape[1] < MIN_TOKENS:
         return False
-    if not has_plain_attention(stack.config) or stack.streams > 1:
+    if not has_packed_attention(stack.config) or stack.streams > 1:
         return False
     if any(window is not None for window in stack.windows):
         return False
     return (
-        _reads_whole_rows(inputs)
+        _reads_whole_rows(x, inputs)
         and not any(
             getattr(each, "watched", False) or has_hooks(each) for each in stack.all_modules()
         )
@@ -72,16 +76,26 @@ def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> boo
     )
 
 
-def _reads_whole_rows(inputs: StackInputs) -> bool:
-    """Whether each token attends to its row, packed or without padding, and to nothing else."""
+def _reads_whole_rows(x: Tensor, inputs: StackInputs) -> bool:
+    """Whether each token attends to its row, packed or without padding, and to nothing else, with
+    a bias that all rows share, if any.
+    """
     mask = inputs.mask
-    if inputs.memory is not None or inputs.bias is not None or len(inputs.rotations) > 0:
+    if inputs.memory is not None or len(inputs.rotations) > 0:
+        return False
+    if inputs.bias is not None and not _is_shared(inputs.bias, x, mask):
         return False
     if mask.causal or not mask.has_only():
         return False
     if isinstance(mask.packing, Packing):
         return mask.keys is None or mask.keys is mask.packing.attend
     return mask.keys is None
+
+
+def _is_shared(bias: ScoreBias, x: Tensor, mask: Mask) -> bool:
+    """Whether a bias is (1, H, T, T), the same for all rows."""
+    width = mask.count(x)
+    return isinstance(bias, Tensor) and len(bias) == 1 and bias.shape[2:] == (width, width)
 
 
 def _are_alike(stack: Stack, dtype: torch.dtype) -> bool:
@@ -94,14 +108,22 @@ def _are_alike(stack: Stack, dtype: torch.dtype) -> bool:
 
 
 def _kind(block: Any) -> tuple[Any, ...]:
-    """The placement of the norms, the width of a head, the width and the activation of the
-    feed-forward network, and whether its weights are in int8.
+    """The placement of the norms and their types, the width of a head and the scale of scores, the
+    width and the activation of the feed-forward network, and whether its weights are in int8.
     """
     network = block.feed_forward.sublayer
+    attention = block.self_attention.sublayer
     is_int8 = isinstance(network.in_proj.weight, Int8Weight)
-    head_width = block.self_attention.sublayer.head_width
     inner = len(network.in_proj.weight)
-    return _placement(block), head_width, inner, network.activation_name, is_int8
+    return (
+        _placement(block),
+        *map(type, _norms(block)),
+        attention.head_width,
+        attention.query_scale,
+        inner,
+        network.activation_name,
+        is_int8,
+    )
 
 
 def _is_classical(layer: nn.Module) -> bool:
@@ -112,7 +134,9 @@ def _is_classical(layer: nn.Module) -> bool:
     network = layer.feed_forward.sublayer
     if layer.cross_attention is not None or type(network) is not FeedForward:
         return False
-    if type(attention) is not Attention or not is_plain(attention):
+    if type(attention) is not Attention or not has_plain_products(attention):
+        return False
+    if attention.q_proj.weight.shape[0] != attention.q_proj.weight.shape[1]:
         return False
     if network.gate_proj is not None or network.activation_name not in SUPPORTED:
         return False
@@ -130,8 +154,8 @@ def _placement(layer: Block) -> str | None:
         if residual.drop.active or residual.scale != 1:
             return None
         kinds = [type(each) for each in (residual.enter, residual.exit, residual.after)]
-        found.add(tuple(int(kind is LayerNorm) for kind in kinds))
-        if not set(kinds) <= {LayerNorm, nn.Identity}:
+        found.add(tuple(int(kind in NORMS) for kind in kinds))
+        if not set(kinds) <= {*NORMS, nn.Identity}:
             return None
     if len(found) > 1:
         return None
@@ -163,7 +187,7 @@ def _layers(layer: Block) -> list[Linear]:
     return [*projections, network.in_proj, network.out_proj]
 
 
-def _norms(block: Any) -> list[LayerNorm]:
+def _norms(block: Any) -> list[LayerNorm | RMSNorm]:
     """The norms of a block in the order of their use."""
     residuals = (block.self_attention, block.feed_forward)
     is_pre = _placement(block) == "pre"
@@ -182,9 +206,18 @@ class Weights:
         for linears in (projections, [out], [first], [second]):
             self.tensors += _finishing(linears)
         for norm in _norms(block):
-            bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
-            self.tensors += [_vector(norm.weight), _vector(bias)]
+            self.tensors += _norm_vectors(norm)
         self.addresses = [0 if each is None else each.data_ptr() for each in self.tensors]
+
+
+def _norm_vectors(norm: LayerNorm | RMSNorm) -> list[Tensor | None]:
+    """Weight and bias (E,) of a norm. An RMS norm has no bias."""
+    if isinstance(norm, RMSNorm):
+        weight = torch.ones(norm.width) if norm.weight is None else norm.factor
+        return [_vector(weight), None]
+    assert isinstance(norm.weight, Tensor)
+    bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+    return [_vector(norm.weight), _vector(bias)]
 
 
 def _values(layer: Linear) -> Tensor:
@@ -268,8 +301,8 @@ def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
     entering = _numpy_type(shapes.entering)
     words = head_width * states.itemsize // 4
     is_int8 = shapes.entering is torch.uint8
-    in_rows = aligned((rows, shapes.width), entering)
-    inner = aligned((inner_rows, shapes.inner), entering)
+    in_rows = aligned((rows, _spread(shapes.width, entering)), entering)
+    inner = aligned((inner_rows, _spread(shapes.inner, entering)), entering)
     qkv = aligned((rows, 3 * shapes.width), states)
     scores = aligned((loops.QUERIES, keys), np.float32)
     memory = loops.ChunkMemory(
@@ -309,6 +342,15 @@ def _new_tiles(shapes: Shapes) -> tuple[Array, ...]:
     )
 
 
+def _spread(width: int, dtype: np.dtype[Any]) -> int:
+    """The width of rows that are read together: an odd number of cache lines. The lines of a column
+    would compete for the same places of the cache if rows were a multiple of 4096 bytes apart.
+    """
+    of_line = CACHE_LINE // dtype.itemsize
+    lines = -(-width // of_line)
+    return (lines | 1) * of_line
+
+
 def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
     """The type of arrays; bf16 is uint16."""
     return as_array(torch.empty(0, dtype=dtype)).dtype
@@ -317,8 +359,8 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     """An array that starts at a cache line."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.zeros(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
+    memory = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
     array: Array = memory[start : start + size].view(dtype).reshape(shape)
     return array
 
@@ -326,13 +368,17 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
 # --- all layers -----------------------------------------------------------------------------------
 
 
-def encoder_layers(stack: Stack, x: Tensor, mask: Mask, chosen: Tensor | None = None) -> Tensor:
-    """The layers of a stack: x (B, T, E), or packed (1, N, E) -> the same shape; or only the states
-    (B, E) of the tokens chosen (B,) from the N, one of each row, which changes x.
+def encoder_layers(
+    stack: Stack, x: Tensor, inputs: StackInputs, chosen: Tensor | None = None
+) -> Tensor:
+    """The layers of a stack: x (B, T, E), or packed (1, N, E) -> the same shape; or, without a bias
+    of scores, only the states (B, E) of the tokens chosen (B,) from the N, one of each row, which
+    changes x.
     """
+    assert chosen is None or inputs.bias is None
     loops = compiled_block()
     blocks: list[Any] = [*stack.blocks]
-    packing = mask.packing
+    packing = inputs.mask.packing
     if isinstance(packing, Packing):
         starts = packing.starts.numpy()
         longest = packing.shape[1]
@@ -353,7 +399,14 @@ def encoder_layers(stack: Stack, x: Tensor, mask: Mask, chosen: Tensor | None = 
     weights = [Weights(block) for block in blocks]
     activation = ACTIVATIONS[blocks[0].feed_forward.sublayer.activation_name]
     addresses = np.array([weights[block].addresses for block in stack.block_of_layer], np.int64)
-    epsilon = np.float32(_norms(blocks[0])[0].epsilon)
+    options = loops.Options(
+        heads=shapes.heads,
+        is_pre=_placement(blocks[0]) == "pre",
+        epsilon=np.float32(_norms(blocks[0])[0].epsilon),
+        activation=activation,
+        query_scale=np.float32(attention.query_scale),
+        bias=as_array(_bias_rows(inputs.bias, attention)),
+    )
     read = as_array(x).reshape(-1, x.shape[2])
     if chosen is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -367,10 +420,21 @@ def encoder_layers(stack: Stack, x: Tensor, mask: Mask, chosen: Tensor | None = 
         starts,
         starts[:0] if chosen is None else chosen.numpy(),
         addresses,
-        (shapes.heads, _placement(blocks[0]) == "pre", epsilon, activation),
+        tuple(options),
         memory,
         tiles,
         states,
         written,
     )
     return out
+
+
+def _bias_rows(bias: ScoreBias | None, attention: Attention) -> Tensor:
+    """A bias (1, H, T, S) of scores, divided by their scale -> (H·T, S') fp32, S' a multiple of
+    LANES; (0, LANES) if there is none.
+    """
+    if bias is None:
+        return torch.empty(0, LANES)
+    assert isinstance(bias, Tensor), "see `supports_encoder_layers`"
+    rows = bias[0].float().flatten(0, 1) / attention.scale
+    return F.pad(rows, (0, -rows.shape[1] % LANES))

@@ -65,7 +65,7 @@ def output_of_one_state(model: Transformer, inputs: Inputs, name: str) -> Tensor
     columns = head.columns(grid)[:, None]
     if supports_encoder_layers(stack, x, read):
         chosen = _starts(inputs) + columns[:, 0]
-        states = encoder_layers(stack, x, read.mask, chosen)[:, None]
+        states = encoder_layers(stack, x, read, chosen)[:, None]
     else:
         states = last_states(stack, x, read, inputs, columns)
     alone = Inputs(grid.tokens.take_along_dim(columns, 1), features=inputs.features)

@@ -20,7 +20,7 @@ from trifold.fast.int8 import Int8Weight
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.layers import FeedForward, Linear
-from trifold.nn.parts import has_plain_attention
+from trifold.nn.parts import has_packed_attention
 
 ROWS, COLUMNS = 64, 32  # of random tokens
 SMALLEST = 1e-5  # of a range, so that a factor is finite
@@ -28,7 +28,7 @@ SMALLEST = 1e-5  # of a range, so that a factor is finite
 
 def is_smoothed(config: ModelConfig) -> bool:
     """Whether `smooth` knows the layers of such a model."""
-    return config.shape == "encoder" and not config.n_patches and has_plain_attention(config)
+    return config.shape == "encoder" and not config.n_patches and has_packed_attention(config)
 
 
 @torch.no_grad()

@@ -191,6 +191,8 @@ class ScoresPart(Part):
     """Whether scores have offsets that depend on distances."""
     learns_offsets: ClassVar[bool] = False
     """Whether these are learned, by the stack or in each attention."""
+    is_packed: ClassVar[bool] = False
+    """Whether packed rows are computed fastest: all rows and layers have the same bias, or none."""
     knows_distances: ClassVar[bool] = True
     """Whether it has distances of keys that are no tokens (`Rule.own_distances`), or needs none."""
     row = "positions"
@@ -722,6 +724,15 @@ def has_plain_attention(config: CoreConfig) -> bool:
     attention = part_of(AttentionPart, config)
     scores = part_of(ScoresPart, config)
     return attention.is_packed and scores is classical(ScoresPart) and not rules_of(config)
+
+
+def has_packed_attention(config: CoreConfig) -> bool:
+    """Whether self-attention is that of packed rows with a bias of scores that all rows and layers
+    share, if any, and no rule restricts it: texts are read fastest as packed rows.
+    """
+    attention = part_of(AttentionPart, config)
+    scores = part_of(ScoresPart, config)
+    return attention.is_packed and scores.is_packed and not rules_of(config)
 
 
 def parts(config: CoreConfig) -> Iterator[Part]:

@@ -99,6 +99,7 @@ class NoScores(ScoresPart):
     """Positions that do not change scores."""
 
     key = "positions"
+    is_packed = True
 
 
 set_classical(SequentialPart())

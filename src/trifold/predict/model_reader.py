@@ -22,7 +22,7 @@ from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.memory import require_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.packing import Packing
-from trifold.nn.parts import EmbeddingsPart, LogitsPart, has_plain_attention, part_of
+from trifold.nn.parts import EmbeddingsPart, LogitsPart, has_packed_attention, part_of
 from trifold.predict.generate_texts import batches_by_length, packed_batches, pad_rows
 from trifold.predict.text_features import text_features
 from trifold.predict.word_features import WordRows
@@ -218,7 +218,7 @@ class ModelReader:
         """
         device = next(self.model.parameters()).device
         workers = 1
-        if self.in_parallel and has_plain_attention(self.config):
+        if self.in_parallel and has_packed_attention(self.config):
             workers = workers_on(device)
         size = share_of(int(lengths.sum()), batch_size, workers)
         divide = packed_batches if self._packs else batches_by_length
@@ -303,7 +303,7 @@ class ModelReader:
         """
         config = self.config
         is_pair = config.shape == "encoder-decoder"
-        return has_plain_attention(config) and not (config.n_patches or is_pair)
+        return has_packed_attention(config) and not (config.n_patches or is_pair)
 
     @property
     def _reads_features(self) -> bool:

@@ -107,6 +107,7 @@ class RelativeBucketsPart(ScoresPart):
     has_sizes = True
     is_limited = False
     has_offsets = learns_offsets = True
+    is_packed = True
 
     def new_offsets(self, config: CoreConfig) -> nn.Module:
         return RelativeOffsets(config)
