@@ -177,7 +177,7 @@ def copy_row(x: Any, row: int, out: Any) -> None:
 
 @function
 def normalize(x: Any, width: int, norm: Any, epsilon: Any, out: Any) -> None:
-    """The norm of a row (width,), fp32 at an address -> a row at the address out, which may be x."""
+    """The norm of a row (width,) in fp32 -> another; both are addresses, and may be the same."""
     if norm.bias == 0:
         _rms_norm(x, width, norm, epsilon, out)
     else:
@@ -242,7 +242,7 @@ def quantize_row(x: Any, width: int, factors: Any, out: Any) -> Any:
 
 
 @inline
-def inputs_of(weight: Any, rows: Any) -> int:
+def inputs_of(weight: Any, rows: Any) -> Any:
     """K, the number of inputs of a weight, of the type of the rows that enter it."""
     return weight.words.shape[1] * 4 // rows.itemsize
 
