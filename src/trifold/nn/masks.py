@@ -101,11 +101,8 @@ class Mask:
 
     def positions(self, queries: int, device: torch.device) -> Tensor:
         """(B or 1, S) the position of each key among the real keys of its row; the first query is
-        key `offset`. Packed rows start with their first token and share positions; what padding
-        has is never read.
+        key `offset`.
         """
-        if isinstance(self.packing, Packing) and self.real is self.packing.attend:
-            return torch.arange(self.packing.shape[1], device=device)[None]
         if self.real is not None:
             return real_positions(self.real)
         assert self.queries is None, "a query stream names the real keys"

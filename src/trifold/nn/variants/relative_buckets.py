@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trifold.nn.config import CoreConfig
 from trifold.nn.formulas import FormulaRow, times
 from trifold.nn.masks import Mask, PairBias, at_pairs
+from trifold.nn.packing import Packing
 from trifold.nn.parts import ScoresPart
 from trifold.nn.problems import Problems
 
@@ -72,7 +73,7 @@ class RelativeOffsets(nn.Module):
             bias = PairBias(weights, partial(self._of_pairs, mask, mask.positions(queries, device)))
             keys = queries if mask.keys is None else mask.keys.shape[1]
             return bias if is_long else bias.dense(queries, keys)
-        distances = mask.distances(queries, device)
+        distances = _one_row(mask).distances(queries, device)
         return self.weight[self._buckets(distances, mask)].permute(0, 3, 1, 2)
 
     def _of_pairs(
@@ -89,6 +90,16 @@ class RelativeOffsets(nn.Module):
 
     def _buckets(self, distances: Tensor, mask: Mask) -> Tensor:
         return buckets(distances, len(self.weight), self.farthest, both_ways=not mask.causal)
+
+
+def _one_row(mask: Mask) -> Mask:
+    """A mask with the distances of all rows in one, if they are packed: each row starts with its
+    first token. The others have their own distances.
+    """
+    is_packed = isinstance(mask.packing, Packing) and mask.queries is None
+    if is_packed and mask.real is mask.packing.attend:
+        return Mask(causal=mask.causal)
+    return mask
 
 
 def _of_middle(offsets: RelativeOffsets, tokens: int, *, causal: bool) -> Tensor:
