@@ -98,7 +98,7 @@ def _one_row(mask: Mask) -> Mask:
     """
     is_packed = isinstance(mask.packing, Packing) and mask.queries is None
     if is_packed and mask.real is mask.packing.attend:
-        return Mask(causal=mask.causal)
+        return Mask()
     return mask
 
 
