@@ -51,6 +51,7 @@ from trifold.text.languages import set_language
 from trifold.text.prompts import Prompt, encode_prompts
 from trifold.text.tokenizer import TARGET_TOKENIZER_FILE
 
+fast.prepare()  # which every model needs
 Dtype = Literal["float32", "bfloat16", "float16"]
 TokensOrText: TypeAlias = Tensor | str | Sequence[str]
 Tokenizers: TypeAlias = tuple[Tokenizer | None, Tokenizer | None]

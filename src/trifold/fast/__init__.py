@@ -46,6 +46,11 @@ def _versions() -> dict[str, Callable[..., Any]]:
     return {name: functions[name] for name in ops.PLAIN}
 
 
+def prepare() -> None:
+    """Import the faster versions, so that `enable` need not."""
+    _versions()
+
+
 def enable() -> None:
     """Install the faster versions. Has no effect within `disabled()`."""
     if not _blocked:

@@ -199,11 +199,12 @@ def load_model(
     table = family.rules(config)
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
-    tensors = rules.loading(table, theirs, parameters)
+    load = rules.loader(table, parameters)
+    tensors = load(theirs)
     found: dict[str, BlockWeight | Tensor] = {}
     if file is not None:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        found = file.matrices(lambda made: rules.loading(table, made, parameters), shapes, dtype)
+        found = file.matrices(load, shapes, dtype)
     others = ((name, tensors[name]) for name in tensors if name not in found)
     blocks = {name: each for name, each in found.items() if isinstance(each, BlockWeight)}
     ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}

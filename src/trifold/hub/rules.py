@@ -268,12 +268,21 @@ def loading(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Collection[str]
 ) -> Mapping[str, Tensor]:
     """Our parameters from their tensors, as returned by `checked`, each made on demand."""
-    return lazy_tensors(
-        {
-            conversion.ours: partial(_run, conversion.transform.load, theirs, conversion.theirs)
-            for conversion in conversions(rules, ours)
-        }
-    )
+    return loader(rules, ours)(theirs)
+
+
+def loader(
+    rules: Sequence[AnyRule], ours: Collection[str]
+) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]:
+    """The function that makes our parameters from their tensors."""
+    found = conversions(rules, ours)
+
+    def load(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return lazy_tensors(
+            {each.ours: partial(_run, each.transform.load, theirs, each.theirs) for each in found}
+        )
+
+    return load
 
 
 def _run(

@@ -204,7 +204,7 @@ class _Reader:
             not_text = partial(self.error, f"a string of {what} is not UTF-8")
             found = find_strings(self.memory, self.at, count, not_text)
             if found is not None:
-                self.at = found.end
+                self.at += found.size
                 return found
         # Hundreds of thousands: this loop avoids calls.
         memory = self.memory

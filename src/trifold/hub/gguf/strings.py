@@ -21,21 +21,16 @@ _USUAL = 24  # bytes of a string and its length, or fewer
 
 
 class FileStrings:
-    """Strings of 1 to 255 bytes without NUL, one after the other in a file.
+    """Strings of 1 to 255 bytes without NUL.
 
-    first: the position of the first length. sizes: (N,) their bytes. not_text: makes the error of
-    strings that are not UTF-8.
+    content: the strings, each after its length. sizes: (N,) their bytes. not_text: makes the error
+    of strings that are not UTF-8.
     """
 
     def __init__(
-        self,
-        memory: mmap.mmap,
-        first: int,
-        sizes: Array,
-        not_text: Callable[[], CheckpointError],
+        self, content: bytes, sizes: Array, not_text: Callable[[], CheckpointError]
     ) -> None:
-        self._memory = memory
-        self._first = first
+        self._content = content
         self._sizes = sizes
         self._not_text = not_text
 
@@ -50,14 +45,14 @@ class FileStrings:
         return starts
 
     @property
-    def end(self) -> int:
-        """The position after the last string."""
-        return self._first + int(self._sizes.sum()) + LENGTH * len(self)
+    def size(self) -> int:
+        """The bytes of all, with their lengths."""
+        return len(self._content)
 
     @cached_property
     def texts(self) -> list[str]:
         """All strings. Raises CheckpointError if one is not UTF-8."""
-        content = bytearray(self._memory[self._first : self.end])
+        content = bytearray(self._content)
         np.frombuffer(content, np.uint8)[self._lengths] = 0
         try:
             return content.decode("utf-8").split("\0" * LENGTH)[1:]
@@ -67,7 +62,7 @@ class FileStrings:
     def places(self, text: str) -> list[int]:
         """The numbers of the strings that equal the text."""
         expected = text.encode("utf-8")
-        content = np.frombuffer(self._memory, np.uint8, self.end - self._first, self._first)
+        content = np.frombuffer(self._content, np.uint8)
         numbers = np.flatnonzero(self._sizes == len(expected))
         starts = self._lengths[numbers] + LENGTH
         for position, byte in enumerate(expected):
@@ -104,4 +99,4 @@ def find_strings(
         return None
     if ends[-1] > len(window) or (after < ends[-1]).any():
         return None
-    return FileStrings(memory, first, sizes, not_text)
+    return FileStrings(memory[first : first + int(ends[-1])], sizes, not_text)

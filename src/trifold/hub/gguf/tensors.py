@@ -44,7 +44,7 @@ def open_matrices(files: Sequence[GGUFFile]) -> Mapping[str, StoredMatrix]:
     """The quantized tensors of the parts of a model, by their names in the files."""
     places = {name: _Place(file, entry) for file in files for name, entry in file.tensors.items()}
     entries = {name: place.entry for name, place in places.items()}
-    return stored_matrices(entries, lambda name: _bytes(places[name]))
+    return stored_matrices(entries, lambda name: _shared_bytes(places[name]))
 
 
 def _shape(entry: TensorEntry) -> Tensor:
@@ -60,6 +60,12 @@ def _read(place: _Place) -> Tensor:
     if entry.start % kind.dtype.itemsize:  # the alignment of a file may be 1
         raw = raw.clone()
     return raw.view(kind.dtype).view(entry.shape)
+
+
+def _shared_bytes(place: _Place) -> Tensor:
+    """The bytes of a tensor in the memory of the file, which keep all of it."""
+    view = memoryview(place.file.memory)[place.entry.start : place.entry.end]
+    return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _bytes(place: _Place) -> Tensor:
