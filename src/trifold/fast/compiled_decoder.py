@@ -24,6 +24,7 @@ from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
+    block_kind,
     divide_into_tasks,
     execute,
     matmul_fields,
@@ -117,8 +118,8 @@ class CompiledDecoder:
         self.matmuls: list[list[Matmul]] = []
         # The last x that was converted, its copy in the type of the weights, and its scales.
         self.converted: tuple[Tensor, Tensor, Tensor | None] | None = None
-        # The same for weights in blocks: x, the kind of blocks, and the quantized rows.
-        self.quantized: tuple[Tensor, Field, Tensor] | None = None
+        # The same for weights in blocks: x, the code of 0, and the quantized rows.
+        self.quantized: tuple[Tensor, int, Tensor] | None = None
         self.x, self.normed, self.exit = (
             self._buffer(n, like.shape[-1]) for n in ("x", "normed", "exit")
         )
@@ -202,12 +203,13 @@ class CompiledDecoder:
     ) -> None:
         """Multiply many rows, quantized by an instruction, unless they already are."""
         fields |= matmul_fields(weight)
-        kind = fields["dtype"]
+        kind = block_kind(weight)
+        zero = ins.ZERO_CODES[kind]
         width = x.shape[1]
-        if self.quantized is None or self.quantized[0] is not x or self.quantized[1] != kind:
+        if self.quantized is None or self.quantized[0] is not x or self.quantized[1] != zero:
             rows = self._buffer("blocks", quantized_bytes(1, width), torch.int8)
             self._add(rows, opcode=ins.BLOCK_QUANTIZE, dtype=kind, inputs=width, x=x)
-            self.quantized = x, kind, rows
+            self.quantized = x, zero, rows
             fields["waits"] = 1
         self._add(out, **fields, x=self.quantized[2])
 

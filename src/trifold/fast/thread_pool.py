@@ -130,13 +130,14 @@ def _block_fields(weight: BlockWeight) -> dict[str, Field]:
     outputs, inputs = weight.shape
     per_task = outputs_per_block_task(inputs, weight.bits)
     return {
-        **{"opcode": BLOCK_MATMUL, "dtype": _block_kind(weight), "inputs": inputs},
+        **{"opcode": BLOCK_MATMUL, "dtype": block_kind(weight), "inputs": inputs},
         **{"outputs": outputs, "tasks": -(-outputs // per_task)},
         **{"weight": weight.values, "scales": weight.scales},
     }
 
 
-def _block_kind(weight: BlockWeight) -> int:
+def block_kind(weight: BlockWeight) -> int:
+    """The number of its kind in instructions."""
     if weight.has_levels:
         return BLOCK4_LEVELS
     if weight.has_offsets:

@@ -28,6 +28,7 @@ from trifold.nn.layers import Linear
 
 Stored = Literal["int8", "int4", "file"]
 NONE: Mapping[str, Any] = MappingProxyType({})
+VALUES = "v_proj.weight"  # the end of the names of matrices that make the values of attention
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
 CHUNK = 2**21  # elements that a thread copies at a time
 MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
@@ -80,7 +81,7 @@ def fill_model(
             parameter = parameters.pop(name)
             if parameter in matrices:
                 modules = matrices[parameter]
-                bits = _block_bits(model, modules, stored)
+                bits = _block_bits(model, name, modules, stored)
                 _replace(modules, _small_weight(name, tensor.to(device), dtype, bits))
             else:
                 target = new(parameter.shape, types.get(parameter, dtype))
@@ -165,13 +166,16 @@ def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
     return {name: each for name, each in model.named_parameters() if each in matrices}
 
 
-def _block_bits(model: Transformer, modules: Sequence[nn.Module], stored: str | None) -> int | None:
+def _block_bits(
+    model: Transformer, name: str, modules: Sequence[nn.Module], stored: str | None
+) -> int | None:
     """The bits of a matrix in blocks: 8, or 4 for int4 if only linear layers read it, not a token
-    embedding or a language-model head. None for int8 of an encoder, whose matrices have a scale
-    for each row.
+    embedding or a language-model head, and it does not make the values of attention, whose errors
+    pass to all that follows. None for int8 of an encoder, whose matrices have a scale for each row.
     """
     if stored == "int4":
-        return 4 if all(isinstance(module, Linear) for module in modules) else 8
+        is_linear = all(isinstance(module, Linear) for module in modules)
+        return 4 if is_linear and not name.endswith(VALUES) else 8
     return None if model.config.shape == "encoder" else 8
 
 
