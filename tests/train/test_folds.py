@@ -319,8 +319,8 @@ def write_many(folder: Path, rows: int, words: int = 1) -> str:
         (49, 1, "folds:3"),
         (5_000, 1, "folds:3"),
         (5_001, 1, 0.1),
-        (1_999, 40, "folds:3"),  # of more tokens than rows above these may have
-        (2_000, 40, 0.1),
+        (1_999, 20, "folds:3"),  # of more tokens than rows above these may have
+        (2_000, 20, 0.1),
     ],
 )
 def test_many_rows_and_very_few_are_held_out(tmp_path, rows, words, holdout):
