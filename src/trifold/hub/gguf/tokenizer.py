@@ -215,20 +215,30 @@ def _byte_level(vocabulary: _Vocabulary) -> Document:
     """Byte-level BPE, with merges in order, and a way to split texts."""
     file = vocabulary.file
     name = file.choice(f"{PREFIX}pre", PRE_TOKENIZERS, "default")
-    key = f"{PREFIX}merges"
-    merges = []
-    for number, merge in enumerate(file.texts(key)):
-        cut = merge.find(" ", 1)
-        if cut < 0:
-            raise file.error(key, f"merge {number:,} has no space: {merge!r:.40}")
-        merges.append([merge[:cut], merge[cut + 1 :]])
     return {
         "normalizer": None,
         "pre_tokenizer": splitter(PRE_TOKENIZERS[name]),
         "post_processor": _around(vocabulary, begins=name in WHOLE_WORDS, ends=False),
         "decoder": _AS_BYTES | {"use_regex": True},
-        "model": _bpe(vocabulary.ids, merges) | {"ignore_merges": name in WHOLE_WORDS},
+        "model": _bpe(vocabulary.ids, _merges(file)) | {"ignore_merges": name in WHOLE_WORDS},
     }
+
+
+def _merges(file: Metadata) -> list[Any]:
+    """The merges in order. Texts with one space, which the library splits, take less time than
+    pairs.
+    """
+    key = f"{PREFIX}merges"
+    merges = file.texts(key)
+    if all(merge.find(" ", 1) > 0 and merge.count(" ") == 1 for merge in merges):
+        return merges
+    pairs = []
+    for number, merge in enumerate(merges):
+        cut = merge.find(" ", 1)
+        if cut < 0:
+            raise file.error(key, f"merge {number:,} has no space: {merge!r:.40}")
+        pairs.append([merge[:cut], merge[cut + 1 :]])
+    return pairs
 
 
 def splitter(way: tuple[str, ...]) -> Document:
@@ -251,7 +261,7 @@ def _split(pattern: str) -> Document:
     }
 
 
-def _bpe(ids: dict[str, int], merges: list[list[str]]) -> Document:
+def _bpe(ids: dict[str, int], merges: list[Any]) -> Document:
     return {
         "type": "BPE",
         "dropout": None,
