@@ -342,3 +342,22 @@ def test_the_tokenizer_of_a_resumed_run_parses_as_that_of_its_start(tmp_path: Pa
         resumed.save(tmp_path, overwrite=True)
         assert first.parses_special == resumed.parses_special == (not own)
         assert read_tokenizer(tmp_path).parses_special == (not own)
+
+
+@EVERY
+def test_texts_without_special_tokens_need_no_library_that_parses_them(
+    tokenizer: Tokenizer,
+) -> None:
+    fresh = Tokenizer(Library.from_str(tokenizer.library.to_str()), names=tokenizer.names)
+    plain = [text for text in CORPUS if "<" not in text]
+    found = fresh.rows(plain, special_in_text=True)
+    assert "_with_special" not in vars(fresh)
+    expected = fresh._run(fresh._with_special, plain, None, False)
+    start = {*fresh._forbidden_ids}
+    assert [[id for id in row.ids if id not in start] for row in found] == [
+        each.ids for each in expected
+    ]
+    # One text that names a special token is enough.
+    mixed = fresh.encode(["x</s>y", plain[0]], special_in_text=True)
+    assert fresh.eos_id in mixed[0]
+    assert mixed[1] == expected[0].ids

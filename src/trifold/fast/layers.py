@@ -63,6 +63,7 @@ from trifold.nn.ops import (
 from trifold.nn.rng import thread_rng
 
 MIN_WEIGHTS = 2**20  # elements of a weight from which instructions are worth their compilation
+MIN_BLOCK_WEIGHTS = 2**16  # the same for blocks in bf16, whose plain product decodes all
 
 
 def embedding(indices: Tensor, weight: Weight) -> Tensor:
@@ -104,7 +105,10 @@ def supports_few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> b
     the sizes and types are those that the plain operation accepts.
     """
     outputs, inputs = weight.shape
-    if x.shape[-1] * FEW_ROWS < x.numel() or outputs * inputs < MIN_WEIGHTS or not x.numel():
+    least = MIN_WEIGHTS
+    if isinstance(weight, BlockWeight) and x.dtype is torch.bfloat16:
+        least = min(least, MIN_BLOCK_WEIGHTS)
+    if x.shape[-1] * FEW_ROWS < x.numel() or outputs * inputs < least or not x.numel():
         return False
     if x.shape[-1] != inputs or (bias is not None and bias.shape != (outputs,)):
         return False

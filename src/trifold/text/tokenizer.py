@@ -393,7 +393,7 @@ class Tokenizer:
         """The library's encodings, without offsets if `fast`. A text of which a piece is a special
         token is encoded again, with such names split, unless `special_in_text` is set.
         """
-        if special_in_text:
+        if special_in_text and self._may_name_special(texts):
             return self._run(self._with_special, texts, self._segment_around_special, fast)
         library = self.library if fast else self._without_template
         encodings = self._run(library, texts, self._segment, fast)
@@ -402,12 +402,30 @@ class Tokenizer:
             for number, encoding in enumerate(encodings)
             if not self._forbidden_ids.isdisjoint(encoding.ids)
         ]
+        if affected and special_in_text:
+            return self._run(self._with_special, texts, self._segment_around_special, fast)
         if affected:
             again = [texts[number] for number in affected]
             corrected = self._run(self._splits_names, again, self._segment, fast)
             for number, encoding in zip(affected, corrected, strict=True):
                 encodings[number] = encoding
         return encodings
+
+    def _may_name_special(self, texts: Sequence[str]) -> bool:
+        """Whether a special token may be written in one of the texts. If none is, a library that
+        recognizes special tokens gives the same ids, and need not be made.
+        """
+        names = self._special_names
+        return names is None or any(name in text for text in texts for name in names)
+
+    @cached_property
+    def _special_names(self) -> list[str] | None:
+        """What special tokens are written as; None if texts are changed before."""
+        tokens = self.library.get_added_tokens_decoder().values()
+        special = [token for token in tokens if token.special]
+        if self._segment is not None or any(token.normalized for token in special):
+            return None
+        return [token.content for token in special]
 
     def _run(
         self, library: Library, texts: Sequence[str], segment: Segment | None, fast: bool
