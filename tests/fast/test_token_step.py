@@ -262,6 +262,15 @@ def test_another_head_ends_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs == []
 
 
+@pytest.mark.parametrize("token", [50, 10**6, -1])
+def test_a_token_without_embedding_is_an_error(token: int) -> None:
+    text = Text(new_model({"vocab_size": 50}))
+    text.check(2)
+    given = text.model, text.model.lm_head, torch.tensor([token]), None, None
+    with pytest.raises(IndexError):
+        next_logits(*given, text.cache)
+
+
 def test_a_text_ends_at_the_last_position(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = runs_of(monkeypatch)
     text = Text(new_model({"positions": "learned", "max_positions": 12}))

@@ -180,6 +180,7 @@ class TokenStep:
         self.model = model
         self.head = head
         self.vocabulary: int = head.weight.shape[0]
+        self.n_embeddings: int = embeddings.tokens.weight.shape[0]
         self.soft_cap = head.soft_cap
         self.decoder = decoder
         self.hooks = HookSearch(embeddings, head)
@@ -256,9 +257,15 @@ class TokenStep:
             and self.past[0].buffers is self.buffers
             and current_index(cache) is None
             and is_eager_cpu(tokens)
+            and self._has_rows(tokens)
             and not model.training
             and not (self.hooks.any() or self.decoder.is_observed())
         )
+
+    def _has_rows(self, tokens: Tensor) -> bool:
+        """Whether the table of embeddings has rows for the tokens; the instruction cannot check."""
+        lowest, highest = tokens.aminmax()
+        return int(lowest) >= 0 and int(highest) < self.n_embeddings
 
     def run(self, tokens: Tensor) -> Tensor:
         """See `nn.ops.next_logits`."""
