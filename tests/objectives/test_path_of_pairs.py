@@ -211,12 +211,8 @@ def test_training_evaluation_and_prediction_agree(tmp_path, kind):
 
 
 def test_a_new_model_has_the_path_unless_both_orders_are_read(tmp_path):
-    data = {
-        "data.train": write(tmp_path, "classes", 0),
-        "data.valid": write(tmp_path, "classes", 1),
-    }
-
-    def config_with(**more: Any) -> ModelConfig:
+    def config_with(kind: str = "classes", **more: Any) -> ModelConfig:
+        data = {"data.train": write(tmp_path, kind, 0), "data.valid": write(tmp_path, kind, 1)}
         recipe = load_recipe(
             "classify", data | {key.replace("__", "."): x for key, x in more.items()}
         )
@@ -225,6 +221,8 @@ def test_a_new_model_has_the_path_unless_both_orders_are_read(tmp_path):
     path: Any = config_with().linear_path
     assert (path.compared, path.words, path.characters) == (BUCKETS, 0, 0)
     assert path.order_numbers == overlap.ORDER_NUMBERS
+    of_regression: Any = config_with("numbers").linear_path
+    assert (of_regression.compared, of_regression.order_numbers) == (BUCKETS, 0)
     assert config_with(model__linear_path=False).linear_path is None
     assert config_with(task__both_orders=True).linear_path is None
 
@@ -271,7 +269,7 @@ def test_the_outputs_are_the_mean_of_both_once_the_transformer_has_learned(tmp_p
         [*loaded.bundle.train.columns["text"], *loaded.bundle.train.columns["pair"]]
     )
     columns = (loaded.bundle.train.columns, loaded.bundle.valid.columns)
-    x, of_valid = (numbers_of(each["text"], each["pair"], baseline) for each in columns)
+    x, of_valid = (baseline.features(each["text"], each["pair"]) for each in columns)
     deviations = np.where(x.std(0) > 0, x.std(0), 1)
     oracle = Ridge(1.0).fit((x - x.mean(0)) / deviations, loaded.train.labels)
     expected = oracle.predict((of_valid[:20] - x.mean(0)) / deviations)

@@ -129,10 +129,14 @@ def with_fitting_path(config: ModelConfig) -> ModelConfig:
 
 
 def with_path_of_pairs(config: ModelConfig) -> ModelConfig:
-    """The config with a path on what two texts share, if it has one."""
+    """The config with a path on what two texts share, if it has one. That of a regression reads no
+    order, which misleads it on texts of another kind than the training texts.
+    """
     if not has_path(config):
         return config
-    columns = FeatureColumns(compared=WORDS_OF_PAIRS, order_numbers=ORDER_NUMBERS)
+    columns = FeatureColumns(compared=WORDS_OF_PAIRS)
+    if config.problem_type != REGRESSION:
+        columns = columns._replace(order_numbers=ORDER_NUMBERS)
     return part_of(LogitsPart, config).with_columns(config, columns)
 
 
