@@ -1,12 +1,13 @@
 """Where the time of a decoding step goes: greedy steps of a random model, by part.
 
-    python benchmarks/profile_decoding.py gpt2|smollm2|1b [--rows 1] [--prompt 512] [--steps 40]
+    python benchmarks/profile_decoding.py gpt2|smollm2|1b [--weights bf16|int8|int4] [--rows 1]
+        [--prompt 512] [--steps 40]
 
-The parts of a step are timed in the search itself: the instructions of the layers, the logits,
-and the rest, which is Python. Then each kind of instruction is executed alone, and one task for
-each instruction that does next to nothing: that is what their barriers cost. Each line has the
-weights and keys that it reads, and the bandwidth. The floor is the bandwidth at which the same
-threads add up memory, measured in between.
+The parts of a step are timed in the search itself: the instructions, from tokens to logits, and
+the rest, which is Python. Then each kind of instruction is executed alone, and one task for each
+instruction that does next to nothing: that is what their barriers cost. Each line has the weights
+and keys that it reads, and the bandwidth. The floor is the bandwidth at which the same threads add
+up memory, measured in between.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 
 from trifold import fast
 from trifold.cli.speed import read_rate
-from trifold.fast import compiled_decoder, decoding_step, instruction as ins, layers, thread_pool
+from trifold.fast import instruction as ins, thread_pool, token_step
+from trifold.fast.block_weight import BLOCK
 from trifold.generate.decoding import DecodingState, SearchSetup
 from trifold.generate.processors import processor
 from trifold.generate.sampling import greedy
@@ -57,7 +59,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{"d_model": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "d_ff": 8192},
     },
 }
-KINDS = ("norm", "matmul", "attention", "quantize", "dequantize", "round", "finish")
+# The kinds of instructions of a step.
+KINDS = {
+    ins.EMBED: "embedding",
+    ins.BLOCK_EMBED: "embedding",
+    ins.NORM: "norm",
+    ins.MATMUL: "matmul",
+    ins.BLOCK_MATMUL: "matmul in blocks",
+    ins.ATTENTION: "attention",
+    ins.SCALE: "rounding",
+}
+SCALE_BYTES = 2  # of a block
+STORED = {"bf16": None, "int8": "int8", "int4": "int4"}
 
 
 class Line(NamedTuple):
@@ -68,8 +81,8 @@ class Line(NamedTuple):
     megabytes: float = 0.0
 
 
-def new_model(name: str) -> Transformer:
-    """A random model in bf16, in memory as a loaded one."""
+def new_model(name: str, weights: str) -> Transformer:
+    """A random model that computes in bf16, in memory as a loaded one."""
     torch.manual_seed(1)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -77,8 +90,9 @@ def new_model(name: str) -> Transformer:
     finally:
         torch.set_default_dtype(torch.float32)
     random = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-    fill_model(model, random, torch.bfloat16, "cpu")
-    return model
+    empty = Transformer(model.config, initialize=False).eval()
+    fill_model(empty, random, torch.bfloat16, "cpu", stored=STORED[weights])
+    return empty
 
 
 class Clock:
@@ -106,6 +120,9 @@ def megabytes_of(op: Any) -> float:
     """The weights, or the keys and values, that an instruction reads."""
     if op["opcode"] == ins.MATMUL:
         return float(op["inputs"] * op["outputs"] * ins.ITEM_BYTES[op["dtype"]] / 1e6)
+    if op["opcode"] == ins.BLOCK_MATMUL:
+        block = BLOCK * ins.BLOCK_BITS[op["dtype"]] / 8 + SCALE_BYTES
+        return float(op["inputs"] * op["outputs"] / BLOCK * block / 1e6)
     if op["opcode"] == ins.ATTENTION:
         keys = op["rows"] * op["kv_heads"] * (op["length"] - op["first"]) * op["width"]
         return float(2 * keys * ins.ITEM_BYTES[op["dtype"]] / 1e6)
@@ -139,12 +156,14 @@ def nothing(count: int, x: torch.Tensor) -> Any:
 def search_lines(model: Transformer, rows: int, prompt: int, steps: int) -> list[Line]:
     """The parts of a step of greedy search."""
     clock = Clock()
-    compiled_decoder.execute = clock.timed("instructions", thread_pool.execute)
-    layers.execute_one = clock.timed("logits", thread_pool.execute_one)
+    token_step.execute = clock.timed("instructions", thread_pool.execute)
     config = GenerationConfig(max_new_tokens=WARMUP + steps + 1)
     tokens = torch.randint(3, 40000, (rows, prompt))
     setup = SearchSetup(
-        config, processor(config, model.config, None), StoppingCriteria([], (), None)
+        config,
+        processor(config, model.config, None),
+        StoppingCriteria([], (), None),
+        has_scores=False,
     )
     clocks = []
     with torch.inference_mode():
@@ -157,29 +176,24 @@ def search_lines(model: Transformer, rows: int, prompt: int, steps: int) -> list
             start = time.perf_counter()
             next(found)
             clocks.append({"step": time.perf_counter() - start, **clock.seconds})
-    compiled_decoder.execute = thread_pool.execute
-    layers.execute_one = thread_pool.execute_one
-    parts = {name: 1e3 * typical([each[name] for each in clocks]) for name in clocks[0]}
-    translation = decoding_step._translations[state.cache]
-    assert translation.decoder is not None
-    return program_lines(model, translation.decoder.program, parts, steps)
-
-
-def program_lines(
-    model: Transformer, program: Any, parts: dict[str, float], steps: int
-) -> list[Line]:
-    """The lines of a step whose layers are these instructions."""
-    read = sum(map(megabytes_of, program))
-    head = model.lm_head
-    assert head is not None
-    logits = head.weight.numel() * head.weight.itemsize / 1e6
-    python = parts["step"] - parts["instructions"] - parts["logits"]
-    lines = [
-        Line("a step", parts["step"], read + logits),
-        Line("instructions of the layers", parts["instructions"], read),
+    token_step.execute = thread_pool.execute
+    step = token_step._steps[state.cache]
+    assert isinstance(step, token_step.TokenStep), "a program computes the steps"
+    python = 1e3 * typical([each["step"] - each.get("instructions", 0) for each in clocks])
+    seconds = {name: typical([each.get(name, 0) for each in clocks]) for name in clocks[-1]}
+    return [
+        *program_lines(step.program, 1e3 * seconds["step"], 1e3 * seconds["instructions"], steps),
+        Line("Python", python),
     ]
-    for code, kind in enumerate(KINDS):
-        chosen = program[program["opcode"] == code]
+
+
+def program_lines(program: Any, whole: float, instructions: float, steps: int) -> list[Line]:
+    """The lines of a step of so many milliseconds, of which its instructions take so many."""
+    read = sum(map(megabytes_of, program))
+    lines = [Line("a step", whole, read), Line("instructions", instructions, read)]
+    layers = program[:-1]  # the last one computes the logits
+    for code, kind in KINDS.items():
+        chosen = layers[layers["opcode"] == code]
         if len(chosen):
             title = f"— {len(chosen)} × {kind} alone"
             size = sum(map(megabytes_of, chosen))
@@ -187,14 +201,15 @@ def program_lines(
     x = torch.zeros(2, 16)
     alone = milliseconds(nothing(len(program), x), steps)
     lines.append(Line(f"— {len(program)} barriers alone", alone))
-    lines.append(Line("logits", parts["logits"], logits))
-    lines.append(Line("Python", python))
+    head = program[-1:]
+    lines.append(Line("— logits alone", milliseconds(head, steps), megabytes_of(head[0])))
     return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("--weights", choices=STORED, default="bf16")
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--steps", type=int, default=40)
@@ -202,13 +217,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     fast.enable()
-    model = new_model(args.model)
+    model = new_model(args.model, args.weights)
     before = read_rate(args.threads, READ_SECONDS)
     lines = search_lines(model, args.rows, args.prompt, args.steps)
     after = read_rate(args.threads, READ_SECONDS)
     step = lines[0].milliseconds
     print(
-        f"{args.model}, bf16, {args.rows} rows, prompt of {args.prompt}, {args.threads} threads: "
+        f"{args.model}, {args.weights}, {args.rows} rows, prompt of {args.prompt}, "
+        f"{args.threads} threads: "
         f"{1e3 * args.rows / step:,.1f} tokens/s; memory {before:.1f} and {after:.1f} GB/s"
     )
     print("| part | ms a step | share | MB | GB/s |\n|---|---:|---:|---:|---:|")
