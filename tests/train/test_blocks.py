@@ -319,6 +319,7 @@ def test_compiled_blocks_have_the_gradient_of_plain_blocks(gradient):
 
 @requires_compiler
 @pytest.mark.slow
+@pytest.mark.usefixtures("only_traced")
 def test_recomputed_compiled_blocks_repeat_their_dropout(new_trainer, gradient):
     """The same graphs, recomputed and then not."""
     from torch._dynamo.utils import counters  # slow to import
@@ -332,6 +333,28 @@ def test_recomputed_compiled_blocks_repeat_their_dropout(new_trainer, gradient):
     first = gradient_of(trainer, batches)
     assert torch.equal(recomputed, first)
     assert distance(first, gradient(compiles=False, **changes, model__dropout=0.0)) > 0.01
+
+
+@requires_compiler
+@pytest.mark.slow
+def test_generated_code_repeats_its_dropout_in_recomputed_blocks(make_model):
+    """Code for one feed-forward network; that for a whole block takes four times as long to
+    compile, and draws its dropout alike."""
+    values = {"n_layers": 1, "dropout": 0.0, "activation_dropout": 0.3}
+    model, inputs = make_model(shape="decoder", **values).train(), padded_inputs()
+    (block,) = model.decoder.blocks
+    block.feed_forward.forward = torch.compile(block.feed_forward.forward, dynamic=True)
+
+    def gradients(seed: int) -> list[Tensor | None]:
+        model.zero_grad()
+        torch.manual_seed(seed)  # of the generator of all threads, from which graphs draw
+        model(inputs).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    first, other = gradients(1), gradients(2)
+    assert not are_equal(other, first), "the seed determines dropout"
+    recompute_blocks(model)
+    assert are_equal(gradients(1), first)
 
 
 @requires_compiler
