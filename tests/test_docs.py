@@ -48,6 +48,10 @@ DOCS = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"])
 
 RANKED = re.compile(r"torchrun --nproc-per-node (\d) (?:--max-restarts \d )?-m trifold ")
+# Machines with one rank each, simulated on one.
+SIMULATED = re.compile(
+    r"for node in 0 1; do torchrun --nnodes (2) .*? -m trifold (.*) & done; wait"
+)
 # Start of a command -> arguments that make it fast.
 SMALL = "model.d_model=32 model.n_layers=1 train.steps=4"
 TINY = "model.d_model=16 train.steps=4 train.warmup=2 train.validate_every=4 train.save_every=4"
@@ -175,6 +179,8 @@ class Reader:
             return 0, ""
         if ranks := RANKED.match(command):
             return self.on_ranks(int(ranks[1]), _shortened(command).removeprefix(ranks[0]))
+        if nodes := SIMULATED.fullmatch(_shortened(command)):
+            return self.on_ranks(int(nodes[1]), nodes[2], local_world=1)
         before, pipe, last = command.rpartition(" | ")
         if not last.startswith("trifold"):
             shortened = _shortened(command).replace("python examples/", f"python {ROOT}/examples/")
@@ -192,9 +198,11 @@ class Reader:
         producer = subprocess.run(["bash", "-c", before], stdout=subprocess.PIPE, check=True)
         return self.trifold(last, producer.stdout)
 
-    def on_ranks(self, count: int, arguments: str) -> tuple[int, str]:
+    def on_ranks(
+        self, count: int, arguments: str, *, local_world: int | None = None
+    ) -> tuple[int, str]:
         """Run `trifold` on forks of this process. Those of torchrun take seconds to load
-        libraries.
+        libraries. local_world: ranks of a machine, if there are several machines.
         """
         words = shlex.split(arguments, comments=True)
         if "train.sharding=full" in words:  # what the ranks would load each for itself
@@ -206,7 +214,7 @@ class Reader:
                 sys.stderr = sys.stdout
                 return main(words)
 
-        codes = ranked(work, count, log=log)
+        codes = ranked(work, count, log=log, local_world=local_world)
         return int(any(codes)), log.read_text(encoding="utf-8")
 
     def trifold(self, command: str, stdin: bytes) -> tuple[int, str]:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -296,37 +297,54 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# Executes commands and writes the output of each into a file: lines on stdout would be mixed with
-# what libraries print there.
+# Executes commands and answers with their outputs. Libraries that print or read have other streams.
 PROGRAM = """
-import contextlib, io, json, sys
-from pathlib import Path
+import contextlib, io, json, os, sys
+
+requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.dup2(2, 1)
+
 from trifold.cli import main
 
-stdout, outputs = sys.stdout, []
-for command in sys.argv[2:]:
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        code = main(command.split())
-    assert code == 0, f"{command}: exit code {code}"
-    assert sys.stdout is stdout, f"{command}: stdout was replaced by {sys.stdout}"
-    outputs.append(out.getvalue())
-Path(sys.argv[1]).write_text(json.dumps(outputs), "utf-8")
+stdout = sys.stdout
+for line in requests:
+    outputs = []
+    for command in json.loads(line):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = main(command.split())
+        assert code == 0, f"{command}: exit code {code}"
+        assert sys.stdout is stdout, f"{command}: stdout was replaced by {sys.stdout}"
+        outputs.append(out.getvalue())
+    print(json.dumps(outputs), file=answers, flush=True)
 """
 
 
-def run(copy: Path, *commands: str) -> list[str]:
-    """The output of each command, in one process."""
-    found = copy / "outputs.json"
-    found.unlink(missing_ok=True)
-    environment = os.environ | {"PYTHONPATH": str(copy)}
-    words = [sys.executable, "-c", PROGRAM, str(found), *commands]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=environment, cwd=copy, check=False
-    )
-    assert done.returncode == 0 and found.is_file(), (done.returncode, done.stderr[-3000:])
-    outputs: list[str] = json.loads(found.read_text("utf-8"))
-    assert len(outputs) == len(commands), (outputs, done.stderr[-3000:])
-    return outputs
+@pytest.fixture(scope="module")
+def run(copy: Path) -> Iterator[Callable[..., list[str]]]:
+    """Execute commands with the copy, in one process for all tests; returns the output of each."""
+    with (
+        (copy / "errors.txt").open("w", encoding="utf-8") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(copy)},
+            cwd=copy,
+        ) as process,
+    ):
+
+        def run(*commands: str) -> list[str]:
+            assert process.stdin is not None and process.stdout is not None
+            print(json.dumps(commands), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+            assert answer, (copy / "errors.txt").read_text("utf-8")[-3000:]
+            outputs: list[str] = json.loads(answer)
+            return outputs
+
+        yield run
 
 
 # The first words of the row of the page.
@@ -355,7 +373,7 @@ def test_the_page_names_the_files_of_an_addition(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_additions_work_from_the_command_line(copy: Path) -> None:
+def test_additions_work_from_the_command_line(copy: Path, run: Callable[..., list[str]]) -> None:
     text = "".join(f"the dog number {n} runs and the cat sleeps\n" for n in range(60))
     (copy / "text.txt").write_text(text, "utf-8")
     (copy / "mine.yaml").write_text(
@@ -371,7 +389,6 @@ def test_additions_work_from_the_command_line(copy: Path) -> None:
         "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=64"
     )
     trained, written, shown, facts, page, greeting, *_ = run(
-        copy,
         f"train mine.yaml --out run {SIZES}",
         "generate run dog --max-new-tokens 4 --top-a 0.1 --seed 1",
         "show run",
@@ -394,12 +411,14 @@ def test_additions_work_from_the_command_line(copy: Path) -> None:
     (folder / "config.json").write_text(
         config.replace('"gpt2"', '"my_gpt"').replace("GPT2", "MyGpt"), "utf-8"
     )
-    (again,) = run(copy, "generate plain/model dog --max-new-tokens 2")
+    (again,) = run("generate plain/model dog --max-new-tokens 2")
     assert again.strip() and page
 
 
 @pytest.mark.slow
-def test_a_format_and_a_score_work_from_the_command_line(copy: Path) -> None:
+def test_a_format_and_a_score_work_from_the_command_line(
+    copy: Path, run: Callable[..., list[str]]
+) -> None:
     labels = ["good"] * 6 + ["bad"] * 3
     lines = [f"{label} | {label} number {n}\n" for n, label in enumerate(labels)]
     rows = copy / "rows" / "test.ndtxt"
@@ -408,7 +427,6 @@ def test_a_format_and_a_score_work_from_the_command_line(copy: Path) -> None:
     small = "model.d_model=16 model.n_layers=1 model.n_heads=2 model.d_ff=32 tokenizer.kind=word"
     small += " model.linear_path=false"  # which would learn these rows before the first step
     trained, _, scored, *_ = run(
-        copy,
         "train classify data.train=rows/test.ndtxt data.valid=rows --out classes train.steps=3 "
         f"train.warmup=1 task.best_by=mean_recall {small}",
         "predict classes rows/test.ndtxt --out found.jsonl",

@@ -6,10 +6,12 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from examples.trigram import Trigram
+from tests.command_line import run_command
 from tests.models import add_noise
 
 from trifold import costs
@@ -285,7 +287,7 @@ def test_a_table_without_the_columns_is_refused(tmp_path):
         read(table)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cbow", [False, True])
 def test_words_with_the_same_neighbours_have_similar_vectors(is_cbow):
     from word_vectors import WordVectors, examples, fit, reciprocal_rank
@@ -389,9 +391,17 @@ def test_updates_fit_into_the_minutes(monkeypatch):
 
 @pytest.mark.slow
 def test_minutes_end_a_training(few_pairs, tmp_path, monkeypatch, capsys):
-    """By the option that the page names; a few updates are timed first."""
+    """By the option that the page names; a few updates are timed first. The command that measures
+    the scores runs in this process; the test above starts it.
+    """
     import next_words
 
+    def run(command, **_):
+        done = run_command(*command[3:])  # without the interpreter, -m and the module
+        assert done.code == 0, done.err
+        return SimpleNamespace(stdout=done.out)
+
+    monkeypatch.setattr(next_words, "subprocess", SimpleNamespace(run=run, PIPE=None))
     arguments = ["next_words.py", "--minutes", "0.001", "--only", "RNN", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", arguments)
     next_words.main()

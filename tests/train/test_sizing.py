@@ -224,14 +224,22 @@ def test_a_continued_run_keeps_what_was_counted(tmp_path):
     assert view.lines[-1].startswith("nothing to do")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The settings of a run, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    settings = TINY | {"data.train": table(folder, texts(300, [3, 40]))}
+    train("classify", out=folder / "run", view=RecordingView(), **settings)
+    return settings, folder / "run"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["recipe", "run"])
 def test_a_run_that_was_killed_before_it_counted_counts_when_it_continues(
-    tmp_path, monkeypatch, command
+    tmp_path, monkeypatch, whole, command
 ):
     """The estimates in its recipe.yaml are no sizes that it keeps."""
-    settings = TINY | {"data.train": table(tmp_path, texts(300, [3, 40]))}
-    train("classify", out=tmp_path / "whole", view=RecordingView(), **settings)
+    settings, expected = whole
 
     class Killed(BaseException):
         pass
@@ -250,10 +258,7 @@ def test_a_run_that_was_killed_before_it_counted_counts_when_it_continues(
         train(folder, resume="auto", view=RecordingView())
     else:
         train("classify", out=folder, resume="auto", view=RecordingView(), **settings)
-    whole, killed = (load_recipe(tmp_path / name).model_dump() for name in ("whole", "run"))
-    assert killed == whole
-    weights = [
-        (tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "run")
-    ]
-    assert weights[0] == weights[1]
+    assert load_recipe(folder).model_dump() == load_recipe(expected).model_dump()
+    weights = [run / "model" / "model.safetensors" for run in (folder, expected)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
     assert "estimated" not in json.loads((folder / "environment.json").read_text())
