@@ -63,6 +63,7 @@ def new_model(name: str) -> Transformer:
     return Transformer(config).eval()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", PARTS)
 def test_the_memory_of_a_forward_pass_is_near_its_estimate(name: str) -> None:
     model = new_model(name)

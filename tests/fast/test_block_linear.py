@@ -95,6 +95,7 @@ def test_many_rows_in_fp32_are_exact() -> None:
         torch.testing.assert_close(layers.linear(x, weight), x @ weight.dequantize().T)
 
 
+@pytest.mark.slow
 def test_loops_equal_the_instruction_of_the_processor() -> None:
     from numba import njit
 

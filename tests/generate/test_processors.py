@@ -224,6 +224,7 @@ def contains(text: str, banned: list[str]) -> bool:
     return any(string in text for string in banned)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.sampled_from(list(CODECS)),

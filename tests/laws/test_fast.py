@@ -174,6 +174,7 @@ def test_gradients_pass_through_int8_weights_in_bf16(name: str) -> None:
     assert relative_error(*found) <= (0.3 if "reversible" in parts_of(name) else 0.2)
 
 
+@pytest.mark.quick_cases(1)
 @torch.no_grad()
 @pytest.mark.parametrize("threads", [1, 2])
 @cases("fast int8", shapes=["encoder"], every=3)
@@ -217,6 +218,7 @@ def _trained(name: str, dtype: torch.dtype) -> Transformer:
     return model
 
 
+@pytest.mark.quick_cases(1)
 @cases("fast int8 training", every=4)
 def test_int8_training_has_gradients_of_about_the_plain_direction(name: str) -> None:
     dtype = torch.float32 if config_of(name).shape == "encoder" else torch.bfloat16

@@ -203,6 +203,7 @@ def test_the_loss_is_a_softmax_over_the_choices_of_each_row_in_any_batch(build):
     assert small.scores == large.scores == {"accuracy": 25.0 * correct}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "albert"])
 @torch.no_grad()
 def test_logits_are_those_of_transformers(family, tmp_path):

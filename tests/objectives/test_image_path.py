@@ -182,6 +182,7 @@ def write(folder: Path, seed: int, count: int = 20) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_training_evaluation_and_prediction_agree(tmp_path):
     """The run begins with the path alone; predictions of the saved model, alone and together, are
     those of its best validation.

@@ -176,7 +176,7 @@ def write(folder: Path, kind: str, seed: int) -> str:
     return str(file)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_training_evaluation_and_prediction_agree(tmp_path, kind):
     """The run begins with the path alone; predictions of the saved model, alone and together, are

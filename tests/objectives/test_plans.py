@@ -117,6 +117,7 @@ def test_wide_models_and_labelled_texts_are_fine_tuned(kind, width, plan):
     assert plan_for(kind, None) is NEW
 
 
+@pytest.mark.slow
 def test_training_counts_rows(wide, table, tmp_path):
     """Its recipe has the counted steps."""
     train("classify", out=tmp_path / "run", view=View(), **{

@@ -164,6 +164,7 @@ def test_losses_scores_and_outputs_of_a_run_are_in_the_unit_of_the_numbers(table
     assert not {"scale", "mean", "deviation"} & settings.keys()
 
 
+@pytest.mark.slow
 def test_a_resumed_regression_equals_an_uninterrupted_one(table, tmp_path):
     data, names = table(FAR), ("whole", "parts")
     trifold.train("classify", out=tmp_path / "whole", view=RecordingView(), **STEPS, **data)

@@ -26,6 +26,7 @@ def functions_on(frame: FrameType | None) -> list[str]:
     return functions[::-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_three_calls_lie_between_the_loop_and_the_backward_pass(run, monkeypatch, workers):
     """The functions of a worker thread count after those of the thread that waits for it."""

@@ -84,7 +84,7 @@ def test_splitting_a_batch_does_not_change_the_gradient(gradient_of):
         assert (gradient_of(0, 13, **{key: 0.0}) - whole).norm() > 0.01 * whole.norm()
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 def test_recomputed_blocks_do_not_change_bits(gradient_of, changes):
     places = (0, 6, 13)

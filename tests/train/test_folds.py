@@ -241,7 +241,7 @@ class InterruptingAt(InterruptingView):
             super().step(snapshot)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "at", "command"), [(1, 2, "recipe"), (2, 6, "run"), (4, 3, "run")])
 def test_a_continued_run_equals_an_uninterrupted_one(finished, tmp_path, run, at, command):
     whole, expected, _ = finished
@@ -403,7 +403,7 @@ KINDS = {
 }
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_problem_has_the_scores_of_its_folds(tmp_path, kind):
     columns, changes = KINDS[kind]

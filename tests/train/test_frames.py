@@ -86,6 +86,7 @@ def test_frames_train_as_their_file_and_are_known_on_resume(tmp_path: Path) -> N
             pipe.predict(["a", text])
 
 
+@pytest.mark.slow
 def test_splits_may_be_in_memory(tmp_path: Path) -> None:
     view = RecordingView()
     data = {"train": rows_of(COLUMNS, ROWS[:16]), "validation": Pandas(COLUMNS, ROWS[16:])}

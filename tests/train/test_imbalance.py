@@ -116,6 +116,7 @@ def rare(tmp_path_factory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_majority_of_95_percent_is_no_model(rare, tmp_path, monkeypatch):
     """The model of the second validation tells rows apart; the others always answer no, which has
     the best accuracy.

@@ -165,7 +165,7 @@ def continued(folder: Path, recipe: str, **changes: Any) -> tuple[Path, list[str
     return out, view.lines
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["causal", "masked", "translate"])
 def test_a_run_continues_on_new_text_without_model_and_tokenizer(start: Path, recipe: str) -> None:
     out, lines = continued(start, recipe)
