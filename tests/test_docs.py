@@ -69,11 +69,15 @@ SHORTENED = {
     "trifold train similarity data.train=scored": TINY.removeprefix("model.d_model=16 "),
     "trifold train images": TINY.removeprefix("model.d_model=16 "),
     "trifold train choose": TINY.removeprefix("model.d_model=16 "),
+    "trifold train classify data.train=reviews.csv data.valid=reviews.csv pretrain": f"{TINY} pretrain.train.steps=4",
     "trifold train classify data.train=reviews": TINY,
     "trifold train classify data.train=pairs": TINY.removeprefix("model.d_model=16 "),
     "trifold train classify data.train=films": TINY.removeprefix("model.d_model=16 "),
     "trifold train translate data.train=phrases": TINY.removeprefix("model.d_model=16 "),
     "trifold train translate model.shape": TINY.removeprefix("model.d_model=16 "),
+    "trifold train electra": TINY,
+    "trifold train causal data.train=novel": TINY,
+    "trifold train causal start_from=runs/novel": TINY.removeprefix("model.d_model=16 "),
     "trifold train causal data.train=stories": TINY.removeprefix("model.d_model=16 "),
     "trifold train summarize start_from": TINY.removeprefix("model.d_model=16 "),
     "trifold train gpt-classify": TINY.removeprefix("model.d_model=16 "),
@@ -184,6 +188,7 @@ class Reader:
         before, pipe, last = command.rpartition(" | ")
         if not last.startswith("trifold"):
             shortened = _shortened(command).replace("python examples/", f"python {ROOT}/examples/")
+            shortened = shortened.replace("trees.conllu 2000", "trees.conllu 200")
             done = subprocess.run(
                 ["bash", "-c", shortened],
                 capture_output=True,
@@ -427,7 +432,7 @@ def _environment() -> dict[str, str]:
 def _shorten_python(patch: pytest.MonkeyPatch) -> None:
     import trifold
 
-    real = trifold.train
+    real, resume = trifold.train, trifold.resume
 
     def short(recipe: str, **changes: Any) -> Any:
         keys = {
@@ -437,7 +442,11 @@ def _shorten_python(patch: pytest.MonkeyPatch) -> None:
         }
         return real(recipe, **(changes | keys))
 
+    def short_session(run: str, **changes: Any) -> Any:
+        return resume(run, **(changes | {"train.steps": 2 * SHORTENED_KEYS["train.steps"]}))
+
     patch.setattr(trifold, "train", short)
+    patch.setattr(trifold, "resume", short_session)
 
 
 def _shorten_files() -> None:

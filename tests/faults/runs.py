@@ -97,7 +97,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "train.keep_every": 6,
         "train.keep_last": 1,
     },
-    "small batches": {"batch.tokens": 200, "batch.rows": 7},
+    # In the sample, beside it, the settings of two others.
+    "small batches": {
+        "batch.tokens": 200,
+        "batch.rows": 7,
+        "train.schedule": "cosine",
+        "train.weight_decay": 0.1,
+        "train.keep_every": 6,
+        "train.keep_last": 1,
+    },
     "causal, windows": {
         **TEXT,
         "task": {"kind": "causal"},
