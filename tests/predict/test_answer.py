@@ -10,7 +10,7 @@ import torch
 from tests.predict.references import FAMILIES, TEXTS, both, close
 
 from trifold.errors import UsageError
-from trifold.predict.answer import Options, choose_answers
+from trifold.predict.answer import SpanOptions, choose_answers
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -126,7 +126,7 @@ def test_a_word_that_a_window_cuts_is_whole(tmp_path, at):
             logits = [torch.zeros(len(each.ids), 2) for each in parts]
             token = [n for n, side in enumerate(part.texts) if side == 1][at]
             logits[number][token] = 20
-            options = Options(1, 15, impossible=False)
+            options = SpanOptions(1, 15, impossible=False)
             [got] = choose_answers(parts, iter(logits), CONTEXT, tokenizer.cls_id, options)
             check_whole_words(got)
             cut += (got.start, got.end) != part.offsets[token]

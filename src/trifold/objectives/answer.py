@@ -47,7 +47,7 @@ from trifold.objectives.write_answers import WriteAnswers
 from trifold.predict.answer import (
     LONGEST_ANSWER,
     MAX_ANSWER_LENGTH,
-    Options,
+    SpanOptions,
     choose_answers,
     is_visible,
     read_windows,
@@ -324,7 +324,7 @@ class ExtractAnswers(LabelledObjective):
         impossible = settings.impossible
         if impossible is None:
             impossible = not all(columns["answers"])
-        options = Options(1, settings.max_answer_length, impossible)
+        options = SpanOptions(1, settings.max_answer_length, impossible)
         logits = iter(run.by_row("logits"))
         predictions = list[str]()
         confidences = list[float]()

@@ -36,7 +36,7 @@ class Answer(NamedTuple):
     end: int
 
 
-class Options(NamedTuple):
+class SpanOptions(NamedTuple):
     """Options of `answer` that choose among the spans."""
 
     top_k: int
@@ -71,7 +71,7 @@ def answer(
     longest, overlap = window_sizes(max_length, stride, reader.config.max_positions)
     if max_answer_length is None:
         max_answer_length = most_answer_tokens(tokenizer)
-    options = Options(top_k, max_answer_length, impossible)
+    options = SpanOptions(top_k, max_answer_length, impossible)
     answers = list[list[Answer]]()
     for start in range(0, len(texts), GROUP):
         group = range(start, min(start + GROUP, len(texts)))
@@ -151,7 +151,7 @@ def choose_answers(
     logits: Iterator[Tensor],
     context: str,
     cls_id: int | None,
-    options: Options,
+    options: SpanOptions,
 ) -> list[Answer]:
     """The best answers in all windows of a context, best first.
 
@@ -189,7 +189,7 @@ def _spans(
     bounds: Mapping[int, tuple[int, int]],
     context: str,
     cls_id: int | None,
-    options: Options,
+    options: SpanOptions,
 ) -> tuple[list[Answer], float]:
     """Answers in one window, and the probability that it has no answer; logits (T, 2).
 

@@ -22,7 +22,7 @@ from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
 from trifold.hub.gguf.matrices import StoredMatrix, lay_out, moved_matrices
 from trifold.hub.gguf.metadata import Metadata
-from trifold.hub.gguf.tensors import Translation, open_matrices, open_tensors
+from trifold.hub.gguf.tensors import TranslatedTensors, open_matrices, open_tensors
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
 
 ENDING = ".gguf"
@@ -40,7 +40,7 @@ class GGUFFolder(FileAsFolder):
     """
 
     tensors: Mapping[str, Tensor] = field(compare=False, repr=False, kw_only=True)
-    translation: Translation = field(compare=False, repr=False, kw_only=True)
+    translation: TranslatedTensors = field(compare=False, repr=False, kw_only=True)
     files: Sequence[GGUFFile] = field(compare=False, repr=False, kw_only=True)
     stored: Mapping[str, StoredMatrix] = field(compare=False, repr=False, kw_only=True)
 
@@ -105,7 +105,7 @@ def _open(path: UntrustedPath, state: tuple[int, ...]) -> GGUFFolder:
     contents: dict[str, Callable[[], bytes]] = {"config.json": partial(_json, keys)}
     contents |= tokenizer_files(file)
     contents |= {name: partial(_json, values) for name, values in _settings(file, keys).items()}
-    translation = Translation(architecture.rules(keys), tensors, UNREAD, place)
+    translation = TranslatedTensors(architecture.rules(keys), tensors, UNREAD, place)
     return GGUFFolder(
         path.path,
         path.root,

@@ -84,7 +84,7 @@ class _Group(NamedTuple):
     transform: Transform
 
 
-class Translation:
+class TranslatedTensors:
     """The tensors of a file by the names of the family, and in its form.
 
     unread: names that no rule needs. Raises CheckpointError listing every tensor that no rule
