@@ -308,17 +308,22 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Document:
     }
 
 
-def _merges_by_score(vocabulary: _Vocabulary) -> list[list[str]]:
-    """Every pair of pieces that forms another piece, that of the highest score first."""
+def _merges_by_score(vocabulary: _Vocabulary) -> list[Any]:
+    """Every pair of pieces that forms another piece, that of the highest score first; as a text
+    with a space if no piece has one.
+    """
     scores = vocabulary.scores()
     pieces = vocabulary.of_type(NORMAL, USER, UNUSED)
     known = {vocabulary.tokens[number] for number in pieces}
-    merges = []
+    has_spaces = any(" " in piece for piece in known)
+    merges: list[Any] = []
     for number in sorted(pieces, key=lambda number: (-scores[number], number)):
         piece = vocabulary.tokens[number]
         for cut in range(1, len(piece)):
-            if piece[:cut] in known and piece[cut:] in known:
-                merges.append([piece[:cut], piece[cut:]])
+            first = piece[:cut]
+            second = piece[cut:]
+            if first in known and second in known:
+                merges.append([first, second] if has_spaces else f"{first} {second}")
     return merges
 
 
