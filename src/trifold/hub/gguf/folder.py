@@ -16,7 +16,7 @@ from trifold.errors import CheckpointError
 from trifold.fast import prepare_interpreter
 from trifold.fast.block_layout import can_lay_out
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.huge_pages import read_ahead
+from trifold.fast.huge_pages import read_ahead, release_pages
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
@@ -69,9 +69,12 @@ class GGUFFolder(FileAsFolder):
             made = dict(lay_out(found, dtype))
         except ValueError as error:
             raise CheckpointError(f"{self}: {error}; copy the file again") from None
-        # Whoever changes these parameters does not change what is loaded next.
+        has_shared = any(isinstance(each, Tensor) for each in made.values())
         for file in self.files:
-            file.map_again()
+            if has_shared:  # whoever changes these parameters does not change what is loaded next
+                file.map_again()
+            else:
+                release_pages(file.memory, 0, len(file.memory))
         return made
 
 
