@@ -222,7 +222,8 @@ class BlockWeight(QuantizedWeight):
             codes = torch.cat([codes & 15, codes >> 4], -2)
         if self.has_levels:
             levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
-            return (levels[codes.flatten(-2).int()] * scales.float()).flatten(-2)
+            numbers = _looked_up(levels, codes.flatten(-2).int())
+            return (numbers * scales.float()).flatten(-2)
         numbers = codes.flatten(-2).float()
         if self.has_offsets:
             return (numbers * scales[..., :1].float() + scales[..., 1:].float()).flatten(-2)
