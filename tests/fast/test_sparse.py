@@ -170,7 +170,7 @@ def test_texts_of_16_k_tokens_fit_in_memory() -> None:
     assert {name: peak for name, peak in peaks.items() if int(peak) * 1024 >= 8e8} == {}
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [None, padding(83, 30), padding(83, 7).flip(1)])
 def test_summaries_of_blocks_are_read_by_all(keys: Tensor | None) -> None:
     config = ModelConfig(

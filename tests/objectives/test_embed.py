@@ -386,6 +386,7 @@ def test_a_score_that_is_no_number_is_an_error_with_its_line(tmp_path):
         build_rows(tmp_path, rows)
 
 
+@pytest.mark.slow
 def test_pooling_and_normalization_are_those_of_start_from_unless_set(tmp_path):
     file = pairs(tmp_path / "rows.tsv", score=True)
     options = {

@@ -192,7 +192,7 @@ def test_known_logits_are_those_of_the_chosen_rows():
 # --- runs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_evaluation_and_prediction_agree(tmp_path, kind):
     """Validation before the first step and at the end; predictions of the saved model, alone and

@@ -284,6 +284,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     file = table(tmp_path)
     settings = SMALL | {"data.train": file, "data.valid": file}

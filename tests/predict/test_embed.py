@@ -94,7 +94,7 @@ def test_a_search_finds_the_largest_cosines_in_any_parts(part, top_k, tmp_path, 
         )
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "cosine", "dot", "euclidean", "manhattan"])
 def test_a_search_compares_as_the_folder_says(name, tmp_path):
     library = pytest.importorskip("sentence_transformers")

@@ -227,6 +227,7 @@ def test_files_are_written_again_without_a_change(tmp_path: Path) -> None:
         assert np.array_equal(one.data, other.data)
 
 
+@pytest.mark.slow
 def test_adapters_are_merged(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = CASES["qwen2"].model()
