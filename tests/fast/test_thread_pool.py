@@ -4,11 +4,14 @@ address.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from trifold.fast import instruction, openmp, thread_pool
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.layers import few_row_linear, supports_few_row_linear
 from trifold.fast.quantized_weight import Weight
+from trifold.fast.step_linear import GAP
 
 pytest.importorskip("numba", reason="the interpreter needs numba: `make setup` installs it")
 KINDS = ("fp32", "bf16", "int8")
@@ -185,3 +189,34 @@ def test_supported_inputs() -> None:
         assert not supports_few_row_linear(torch.randn(1, 32), torch.randn(32, 64).T, None)
         assert not supports_few_row_linear(torch.randn(0, 32), weight, None)
     assert not supports_few_row_linear(torch.randn(1, 32), weight, None), "gradients are enabled"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it uses malloc of the C library")
+def test_a_norm_has_the_same_bits_wherever_its_memory_lies() -> None:
+    """Also if the memory that it allocates begins where its input ends. Without a gap, compiled code
+    then computes one number at a time.
+    """
+    width = 16
+    size = 4 * width + GAP  # what the instruction allocates; malloc returns what was freed last
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    for _ in range(20):
+        x, weight, bias = torch.randn(3, 1, width)
+        expected = layer_norm(x, weight, bias)
+        places = sorted(libc.malloc(size) for _ in range(64))
+        before, after = next(pair for pair in pairwise(places) if pair[1] - pair[0] < size + 64)
+        end = (ctypes.c_char * (4 * width)).from_address(before + GAP)
+        near = torch.frombuffer(end, dtype=torch.float32).view(1, width).copy_(x)
+        libc.free(after)
+        assert torch.equal(layer_norm(near, weight, bias), expected)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x (1, K), normalized by an instruction."""
+    out = torch.empty_like(x)
+    fields = {"x": x, "weight": weight, "bias": bias, "out": out, "epsilon": 1e-5}
+    sizes = {"rows": 1, "units": 1, "inputs": x.shape[1]}
+    thread_pool.execute_one(opcode=instruction.NORM, norm=instruction.LAYER_NORM, **sizes, **fields)
+    return out

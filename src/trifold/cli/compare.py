@@ -21,6 +21,7 @@ from trifold.cli.options import (
     value,
     with_options,
 )
+from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.runs import describe_run
 from trifold.cli.terminal import print_json, print_note, print_table
 from trifold.errors import UsageError, wrapped
@@ -51,7 +52,13 @@ OPTIONS = {
     if name != "out" and name not in FOR_PROMPTS
 }
 
+PANELS = {
+    FIRST: ("samples", "seed", "json"),
+    "Model and machine": ("device", "dtype", "weights"),
+}
 
+
+@in_panels(PANELS)
 @with_options(OPTIONS)
 def run(
     a: Annotated[str, argument("A", "A run, a model folder, or a hub id.")],

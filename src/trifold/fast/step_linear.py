@@ -36,6 +36,9 @@ from trifold.fast.intrinsics import (
 from trifold.fast.loops import Array, F, exp, inline, quantize, round_like, subroutine, to_float
 
 outputs_per_task = subroutine(ins.outputs_per_task)
+# Bytes before the result of a norm. Where memory is written less than a few vectors behind what is
+# read, the compiler's check for overlap chooses a loop of single numbers, whose last bits differ.
+GAP = 512
 SEGMENT = 768  # elements of a row that are prefetched and multiplied in turn
 
 
@@ -63,8 +66,8 @@ def norm(op: Any, row: int) -> None:
     for j in range(width):
         square += (x[j] - mean) * (x[j] - mean)
     inverse_std = F(1) / np.sqrt(square * per_element + F(op.epsilon))
-    memory = allocate(4 * width)
-    result = float32_at(memory, width)
+    memory = allocate(4 * width + GAP)
+    result = float32_at(memory + GAP, width)
     for j in range(width):
         result[j] = (x[j] - mean) * inverse_std * weight[j]
     finish(result, op, 0, out)
