@@ -205,12 +205,17 @@ def test_a_norm_has_the_same_bits_wherever_its_memory_lies() -> None:
     for _ in range(20):
         x, weight, bias = torch.randn(3, 1, width)
         expected = layer_norm(x, weight, bias)
-        places = sorted(libc.malloc(size) for _ in range(64))
+        # After the holes of the heap, memory comes in one piece.
+        places = sorted(libc.malloc(size) for _ in range(4096))
         before, after = next(pair for pair in pairwise(places) if pair[1] - pair[0] < size + 64)
         end = (ctypes.c_char * (4 * width)).from_address(before + GAP)
         near = torch.frombuffer(end, dtype=torch.float32).view(1, width).copy_(x)
         libc.free(after)
-        assert torch.equal(layer_norm(near, weight, bias), expected)
+        found = layer_norm(near, weight, bias)
+        for place in places:
+            if place != after:
+                libc.free(place)
+        assert torch.equal(found, expected)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
