@@ -94,7 +94,7 @@ def training(steps: int, rate: float, validations: int) -> dict[str, Any]:
     """The group `train` of a recipe: the same for every network of the lessons, except the rate."""
     return {
         "steps": steps,
-        "warmup": max(1, steps // 20),
+        "warmup": steps // 20,
         "schedule": "linear",
         "optimizer": "adamw",
         "learning_rate": rate,

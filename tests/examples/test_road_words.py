@@ -18,6 +18,7 @@ from trifold import costs
 from trifold.errors import SettingsError
 from trifold.nn import Inputs, ModelConfig, Transformer, capture, registry
 from trifold.nn.stack import Block
+from trifold.recipe import TrainSettings
 
 FOLDER = Path(__file__).parents[2] / "examples" / "road"
 SMALL = {"vocab_size": 23, "d_model": 12, "n_layers": 2, "n_heads": 1, "d_ff": 1, "dropout": 0.0}
@@ -387,6 +388,15 @@ def test_updates_fit_into_the_minutes(monkeypatch):
 
     monkeypatch.setattr(words.trifold, "train", train)
     assert words.updates_in(2, lambda steps, validations: (steps, validations)) == 480
+
+
+@pytest.mark.parametrize("steps", [1, 19, 20])
+def test_a_few_updates_are_enough(steps):
+    """A slow machine has one in the minutes that are asked for."""
+    import words
+
+    settings = TrainSettings.parse(words.training(steps, 0.003, 10))
+    assert settings.warmup == steps // 20
 
 
 @pytest.mark.slow

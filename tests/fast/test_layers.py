@@ -126,6 +126,10 @@ def test_a_second_derivative_is_rejected() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="requires a processor on which oneDNN multiplies bf16",
+)
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(64, 32, 48), (65, 7, 1), (200, 33, 17)])
 def test_a_fused_bias_equals_a_bias_that_is_added(rows: int, inputs: int, outputs: int) -> None:
     wide = torch.randn(2, rows, 2 * inputs).bfloat16()

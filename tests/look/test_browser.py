@@ -607,6 +607,7 @@ def test_numbers_in_the_address_are_checked(tab, written):
 def test_arrows_scroll_where_no_head_is_shown(tab, written):
     tab.goto(f"{written}#view=figures&figure=positions")
     tab.wait_for_selector("svg.figure image")
+    wait_until(tab, "document.documentElement.scrollHeight > innerHeight")
     tab.keyboard.press("ArrowDown")
     wait_until(tab, "scrollY > 0")
     tab.goto("about:blank")
