@@ -106,14 +106,14 @@ def training(steps: int, rate: float, validations: int) -> dict[str, Any]:
 def updates_in(minutes: float, recipe: Callable[[int, int], trifold.Recipe]) -> int:
     """The updates for which a network has about so many minutes; recipe: of so many updates and
     validations. A few of a run that is discarded are timed, because the learning rate has to end
-    with the last one.
+    with the last one. At least two, because a rate cannot end in a single one.
     """
     with tempfile.TemporaryDirectory() as folder:
         trifold.train(recipe(TIMED, 1), out=folder)
         lines = metrics(Path(folder))
     times = {line["step"]: line["seconds"] for line in lines if "train/tokens_per_second" in line}
     first, *_, last = times  # the first updates compile
-    return max(1, int(60 * minutes * (last - first) / (times[last] - times[first])))
+    return max(2, int(60 * minutes * (last - first) / (times[last] - times[first])))
 
 
 def mean_speed(run: Path) -> float:
