@@ -18,6 +18,7 @@ from trifold.cli import checks, speed
 from trifold.cli.doctor import speed_checks
 from trifold.cli.speed import Speed, SpeedTest
 from trifold.fast import matmul
+from trifold.fast.instruction_sets import SETS
 from trifold.installation import extras, install_command, pip_command
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,20 @@ def test_report_of_a_healthy_installation(trifold):
     assert path in done.out  # in one piece
     lines = (done.out + done.err).splitlines()
     assert max(len(line) for line in lines if path not in line) <= max(80, 22 + len(path))
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (SETS[0], "float32, bfloat16, int8, by AVX-512"),
+        (SETS[1], "float32, int8, by AVX2"),
+        (None, "the operators of PyTorch are used"),
+    ],
+)
+def test_report_of_the_compiled_layers(found, text, monkeypatch):
+    monkeypatch.setattr(checks, "instruction_set", lambda: found)
+    monkeypatch.setattr(checks, "compiled_block", object)
+    assert {each.name: each.value for each in checks._processor()}["compiled encoders"] == text
 
 
 def test_json(trifold):

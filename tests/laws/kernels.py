@@ -66,8 +66,12 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
 STEPS = {"compiled_decoder": "CompiledDecoder", "token_step": "TokenStep"}
 # Kernels without a partner.
 MORE = ("sparse_attend", "packed_attention", "fused_attention", "concatenated_linears")
-# Modules whose kernels some processors cannot run.
-WITH_INSTRUCTIONS = ("bfloat16_linear", "encoder_layers", "short_attention")
+# Modules whose kernels some processors cannot run -> the precision of the products they need.
+WITH_INSTRUCTIONS = {
+    "bfloat16_linear": "bfloat16",
+    "encoder_layers": "float32",
+    "short_attention": "bfloat16",
+}
 # Conditions that several kernels share, and the one of a class.
 NO_KERNELS = {"supports_loops", "supports_token_step"}
 
@@ -88,7 +92,7 @@ def kernels() -> tuple[list[Site], list[str]]:
     """Where kernels are called, and the names of all kernels with their precisions."""
     sites, expected = list[Site](), list[str]()
     for name, found in _found():
-        if name.split(".")[0] in WITH_INSTRUCTIONS and not _has_instructions():
+        if not _can_run(name.split(".")[0]):
             continue
         sites += found
         expected += [f"{name} {each}" for each in PRECISIONS.get(name.split(".", 1)[-1], TYPES)]
@@ -96,11 +100,13 @@ def kernels() -> tuple[list[Site], list[str]]:
     return sites + sites_of_steps, expected + names
 
 
-def _has_instructions() -> bool:
-    """Whether this processor can run the loops on lanes."""
+def _can_run(module: str) -> bool:
+    """Whether this processor can run the kernels of a module."""
     from trifold.fast import compiled_block, has_instructions
 
-    return compiled_block() is not None and has_instructions()
+    if module not in WITH_INSTRUCTIONS:
+        return True
+    return compiled_block() is not None and has_instructions(WITH_INSTRUCTIONS[module])
 
 
 def _modules() -> list[ModuleType]:

@@ -26,7 +26,7 @@ from trifold.nn import ops
 pytestmark = [
     pytest.mark.parametrize("operations", ["fast"], indirect=True),
     pytest.mark.skipif(
-        compiled_gradients() is None or not has_instructions() or not adds_bias(),
+        compiled_gradients() is None or not has_instructions("bfloat16") or not adds_bias(),
         reason="the processor lacks instructions, or numba is not installed",
     ),
 ]

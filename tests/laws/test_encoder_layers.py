@@ -29,7 +29,7 @@ from trifold.nn.walk import StackInputs
 pytestmark = [
     pytest.mark.parametrize("operations", ["fast"], indirect=True),
     pytest.mark.skipif(
-        encoder_layers.compiled_block() is None or not encoder_layers.has_instructions(),
+        encoder_layers.compiled_block() is None or not encoder_layers.has_instructions("float32"),
         reason="the processor lacks instructions, or numba is not installed",
     ),
 ]
@@ -58,7 +58,9 @@ CONFIGS = {
         **{"positions": "learned", "d_ff": 64},
     },
 }
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = [
+    each for each in ("float32", "bfloat16", "int8") if encoder_layers.has_instructions(each)
+]
 ACTIVATIONS = ("relu", "gelu-tanh")
 cases = pytest.mark.parametrize(
     "name", [name for name in CONFIGS if name not in ("heads", *ACTIVATIONS)]
@@ -243,6 +245,19 @@ def test_changed_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         assert relative_error([got], [states(model, inputs_of("post"))]) < 1e-5
 
 
+def test_sums_that_may_overflow_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = runs(monkeypatch)
+    found = encoder_layers.instruction_set()
+    assert found is not None
+    inner = CONFIGS["post"]["d_ff"]
+    too_many = found._replace(steps=2**31 // (127 * inner))
+    monkeypatch.setattr(encoder_layers, "instruction_set", lambda: too_many)
+    states(model_of("post", "int8"), inputs_of("post"))
+    assert not ran
+    states(model_of("images", "float32"), inputs_of("images"))
+    assert ran
+
+
 def test_other_layers_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(exact_model("post"))
     inputs = inputs_of("post")
@@ -261,6 +276,6 @@ def test_other_layers_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> No
         if hasattr(module, "p"):
             module.p = 0.1
     model(inputs)
-    monkeypatch.setattr(encoder_layers, "has_instructions", lambda: False)
+    monkeypatch.setattr(encoder_layers, "has_instructions", lambda products: False)
     model.eval()(inputs)
     assert not ran

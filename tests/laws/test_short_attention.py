@@ -19,7 +19,7 @@ from trifold.nn.packing import Packing
 pytestmark = [
     pytest.mark.parametrize("operations", ["fast"], indirect=True),
     pytest.mark.skipif(
-        compiled_attention() is None or not has_instructions(),
+        compiled_attention() is None or not has_instructions("bfloat16"),
         reason="the processor lacks instructions, or numba is not installed",
     ),
 ]
@@ -160,5 +160,5 @@ def test_which_rows_are_short(operations: str, monkeypatch: pytest.MonkeyPatch) 
     assert not supports(q, long, short, 32)
     assert not supports(q, short, short, 16)
     assert not supports(q.float(), short, short, 32)
-    monkeypatch.setattr(short_attention, "has_instructions", lambda: False)
+    monkeypatch.setattr(short_attention, "has_instructions", lambda products: False)
     assert not supports(q, short, short, 32)

@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 import trifold
 from trifold.data.catalog import data_folder
 from trifold.errors import plural
-from trifold.fast import compiled_interpreter, compiled_loops
+from trifold.fast import compiled_block, compiled_interpreter, compiled_loops
+from trifold.fast.instruction_sets import instruction_set
 from trifold.fast.int8_training import int8_training_obstacle
 from trifold.fast.matmul import VARIABLE, library
 from trifold.installation import (
@@ -185,7 +186,16 @@ def _processor() -> Iterator[Check]:
         "used in generation" if compiled_interpreter() else "not available, see the line above"
     )
     yield Check(section, "compiled decoding", decoding)
+    yield Check(section, "compiled encoders", _encoder_products())
     yield _threads()
+
+
+def _encoder_products() -> str:
+    """The precisions in which the layers of encoders are compiled, and for what."""
+    found = instruction_set()
+    if found is None or compiled_block() is None:
+        return "the operators of PyTorch are used"
+    return f"{', '.join(found.products)}, by {found.name}"
 
 
 def usable_cores() -> float:

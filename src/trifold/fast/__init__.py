@@ -16,8 +16,9 @@ then what executes instructions: `thread_pool` with `openmp`, and `interpreter` 
 keeps on disk and `object_code` loads. Both read the weights of `int8`. `block_weight` holds weights
 as GGUF files do, from which `block_layout` makes them with the code of `step_layout`;
 `quantized_weight` is the base of both kinds. The memory of weights has `huge_pages`.
-Reading many texts: `encoder_layers`, with the code of `block_loops` and `lanes`; `one_state`, for
-heads that read one state of each text; and `int8_linear`, with the weights of `smoothing`.
+Reading many texts: `encoder_layers`, with the code of `block_loops` and `lanes` for the processors
+in `instruction_sets`; `one_state`, for heads that read one state of each text; and `int8_linear`,
+with the weights of `smoothing`.
 """
 
 import threading
@@ -98,21 +99,14 @@ compiled_block = partial(_compiled, "block_loops")
 compiled_interpreter = partial(_compiled, "machine_code")
 
 
-@cache
-def has_instructions() -> bool:
-    """Whether this processor has the instructions of `lanes`, and no unit for matrices, with which
-    the library of PyTorch is faster.
+def has_instructions(products: str) -> bool:
+    """Whether there are loops for this processor that multiply in this precision, one of
+    `InstructionSet.products`.
     """
-    import llvmlite.binding as llvm
+    from trifold.fast.instruction_sets import instruction_set
 
-    from trifold.fast.lanes import FEATURES
-
-    try:
-        features = llvm.get_host_cpu_features()
-    except RuntimeError:  # unknown to LLVM
-        return False
-    has_all = all(features.get(name, False) for name in FEATURES)
-    return has_all and not features.get("amx-tile", False)
+    found = instruction_set()
+    return found is not None and products in found.products
 
 
 @cache

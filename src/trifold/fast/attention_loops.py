@@ -520,7 +520,14 @@ def _run_backward(
 
 # --- compilation ----------------------------------------------------------------------------------
 
-SOURCES = ("attention_loops", "block_loops", "instruction", "lanes", "loops")
+SOURCES = (
+    "attention_loops",
+    "block_loops",
+    "instruction",
+    "instruction_sets",
+    "lanes",
+    "loops",
+)
 
 
 def _new_forward(key: int) -> Any:

@@ -102,7 +102,7 @@ def supports_parameter_gradients(g: Tensor, x: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() or torch.get_num_threads() > 1 or not is_eager_cpu(g):
         return False
-    return compiled_gradients() is not None and has_instructions()
+    return compiled_gradients() is not None and has_instructions("bfloat16")
 
 
 def parameter_gradients(g: Tensor, x: Tensor, *, needs_bias: bool) -> tuple[Tensor, Tensor | None]:

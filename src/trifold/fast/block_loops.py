@@ -9,10 +9,11 @@ in the type of the states.
 The last layer may compute only chosen states, one of each row of text, from the keys and values of
 all.
 
-With int8 weights, each row that enters a matmul is quantized to bytes: x ≈ (byte - zero) · scale.
+With int8 weights, each row that enters a matmul is quantized to integers: x ≈ (integer - zero) ·
+scale.
 
-All functions are compiled into one. A is the type of the rows that enter a matmul: bytes, bf16
-(uint16) or fp32.
+All functions are compiled into one. A is the type of the rows that enter a matmul, one of those
+that the instruction set multiplies: bytes, int16, bf16 (uint16) or fp32.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from numba import njit, types
 from numba.extending import overload
 
 from trifold.fast.instruction import GELU_TANH, RELU
+from trifold.fast.instruction_sets import SETS, instruction_set
 from trifold.fast.lanes import (
+    INTEGERS,
     LANES,
     exp2,
     fill,
@@ -45,8 +48,8 @@ from trifold.fast.lanes import (
     place,
     smallest_of,
     store,
-    store_byte,
     store_float,
+    store_integer,
     store_pairs,
     sum_of,
 )
@@ -73,12 +76,14 @@ def by_type(choose: Any) -> Any:
     return chosen
 
 
-ROWS, VECTORS = 12, 2  # of a tile of a matmul with weights: 24 of the 32 registers hold its sums
+_SET = instruction_set() or SETS[0]
+ROWS, VECTORS = _SET.rows, _SET.vectors  # of a tile of a matmul with weights
 COLUMNS = VECTORS * LANES
-QUERIES = 8  # of a tile of scores
+QUERIES = _SET.queries  # of a tile of scores
+STEPS = _SET.steps  # of the range of a row of integers
+INTEGER = np.dtype(_SET.products["int8"]).itemsize
 CHUNK_ROWS = 192  # of all rows of text in a chunk, if they are not longer
 INNER_ROWS = 48  # whose inner activations of the feed-forward network are in memory at a time
-STEPS = 253  # of the range of a row, two less than there are numbers, which rounding may exceed
 
 
 # Of a layer of weights, a row of addresses: the matrices; four addresses for each weight, in the
@@ -216,9 +221,9 @@ def _layer_norm(x: Any, width: int, norm: Any, epsilon: Any, out: Any) -> None:
 
 @function
 def quantize_row(x: Any, width: int, factors: Any, out: Any) -> Any:
-    """x (width,) fp32 at an address, times the factors, if any, ≈ (out - zero) · scale with bytes
-    at the address out. Changes x. Returns scale and zero; the scale is NaN if x contains NaN or
-    infinity.
+    """x (width,) fp32 at an address, times the factors, if any, ≈ (out - zero) · scale with
+    integers at the address out. Changes x. Returns scale and zero; the scale is NaN if x contains
+    NaN or infinity.
     """
     low = fill(F(0))
     high = fill(F(0))
@@ -237,7 +242,7 @@ def quantize_row(x: Any, width: int, factors: Any, out: Any) -> Any:
     zero = np.floor(F(0.5) - lowest * factor)
     for j in range(0, width, LANES):
         steps = multiply_add(load_float(x + 4 * j), fill(F(factor)), fill(F(zero)))
-        store_byte(out + j, steps)
+        store_integer(out + INTEGER * j, steps)
     return scale, F(zero)
 
 
@@ -249,10 +254,10 @@ def inputs_of(weight: Any, rows: Any) -> Any:
 
 @by_type
 def enter(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> Any:
-    """Store x (K,), fp32 at an address, as an input of a weight: rows[row]; bytes with scale and
-    zero. Changes x.
+    """Store x (K,), fp32 at an address, as an input of a weight: rows[row]; integers with scale
+    and zero. Changes x.
     """
-    if rows.dtype == types.uint8:
+    if rows.dtype in INTEGERS:
 
         def quantized(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> None:
             width = inputs_of(weight, rows)
@@ -272,7 +277,7 @@ def enter(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> 
 
 weight_tile = new_tile(ROWS, VECTORS, together=True)
 single_tile = new_tile(QUERIES, 1)
-double_tile = new_tile(QUERIES, 2)
+double_tile = new_tile(QUERIES, 2)  # more rows than AVX2 has registers for
 transpose_keys = new_transpose(LANES)
 transpose_weights = new_transpose(COLUMNS)
 
@@ -426,13 +431,24 @@ def softmax(memory: Any, row: int, length: int, scale: Any) -> None:
 
 
 @inline
-def multiply_blocks(
+def multiply_single_blocks(
     qkv: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, words: Any, blocks: Any, out: Any
 ) -> None:
     """QUERIES rows at address a times blocks of 16 columns -> out (QUERIES, …), fp32 at an address.
 
     out: the address and the stride of its rows.
     """
+    address, stride = out
+    for block in range(blocks):
+        at = address + 4 * LANES * block
+        single_tile(qkv, a, a_stride, b + b_stride * block, b_stride, words, at, stride)
+
+
+@inline
+def multiply_double_blocks(
+    qkv: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, words: Any, blocks: Any, out: Any
+) -> None:
+    """`multiply_single_blocks`, two blocks at a time."""
     address, stride = out
     for block in range(0, blocks - 1, 2):
         at = address + 4 * LANES * block
@@ -441,6 +457,9 @@ def multiply_blocks(
         block = blocks - 1
         at = address + 4 * LANES * block
         single_tile(qkv, a, a_stride, b + b_stride * block, b_stride, words, at, stride)
+
+
+multiply_blocks = {1: multiply_single_blocks, 2: multiply_double_blocks}[VECTORS]
 
 
 @function
@@ -498,9 +517,9 @@ def attend(memory: Any, start: int, length: int, queries: Any, options: Any, out
 @by_type
 def enter_outputs(entering: Any, count: Any, x: Any, weight: Any, memory: Any) -> Any:
     """The outputs x of attention or of an activation -> entering, the inputs of a weight: the same
-    memory except for bytes, which are made from fp32.
+    memory except for integers, which are made from fp32.
     """
-    if entering.dtype == types.uint8:
+    if entering.dtype in INTEGERS:
 
         def quantized(entering: Any, count: Any, x: Any, weight: Any, memory: Any) -> None:
             for row in range(count):
@@ -672,7 +691,7 @@ def _run_layers(
 
 # --- compilation ----------------------------------------------------------------------------------
 
-SOURCES = ("block_loops", "instruction", "lanes", "loops")
+SOURCES = ("block_loops", "instruction", "instruction_sets", "lanes", "loops")
 
 
 def _compiled(new: Any, key: int) -> Any:

@@ -8,7 +8,7 @@ which the threads of `trifold predict` share. Everything else takes the operatio
 from __future__ import annotations
 
 import threading
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from trifold.fast import as_array, compiled_block, has_instructions, is_autocast, is_eager_cpu
 from trifold.fast.attention import has_plain_products
 from trifold.fast.instruction import ACTIVATIONS
+from trifold.fast.instruction_sets import InstructionSet, instruction_set
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import has_hooks, int8_weight
 from trifold.nn.attention import Attention, ScoreBias
@@ -30,10 +31,13 @@ from trifold.nn.parts import has_packed_attention
 from trifold.nn.stack import Block, Stack
 from trifold.nn.walk import StackInputs
 
-LANES = 16  # numbers of an AVX-512 register
+LANES = 16  # numbers that the loops read at a time
 CACHE_LINE = 64  # bytes
 SUPPORTED = ("gelu", "gelu-tanh", "relu")  # activations
 NORMS = (LayerNorm, RMSNorm)
+PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+# Type of quantized rows -> that of the weights with which they are multiplied.
+INTEGERS = {np.uint8: torch.int8, np.int16: torch.int16}
 MIN_TOKENS = 256  # from which they are worth the loading of the loops
 
 Array = NDArray[Any]
@@ -72,8 +76,24 @@ def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> boo
         )
         and _are_alike(stack, x.dtype)
         and compiled_block() is not None
-        and has_instructions()
+        and has_instructions(_precision(stack))
+        and _fits_sums(stack)
     )
+
+
+def _precision(stack: Stack) -> str:
+    """The precision of the matmuls with weights, one of `InstructionSet.products`."""
+    weight: Any = _layers(cast(Block, stack.blocks[0]))[0].weight
+    return "int8" if isinstance(weight, Int8Weight) else PRECISIONS[weight.dtype]
+
+
+def _fits_sums(stack: Stack) -> bool:
+    """Whether no sum of products of integers, if there are any, exceeds 32 bits."""
+    if _precision(stack) != "int8":
+        return True
+    blocks: list[Any] = [*stack.blocks]
+    inputs = [each.weight.shape[1] for block in blocks for each in _layers(block)]
+    return max(inputs) <= _set().most_inputs
 
 
 def _reads_whole_rows(x: Tensor, inputs: StackInputs) -> bool:
@@ -221,10 +241,19 @@ def _norm_vectors(norm: LayerNorm | RMSNorm) -> list[Tensor | None]:
 
 
 def _values(layer: Linear) -> Tensor:
-    """The matrix (N, K) of int8, bf16 or fp32."""
+    """The matrix (N, K) of fp32, bf16 or integers."""
     weight: Any = layer.weight
-    values: Tensor = weight.values if isinstance(weight, Int8Weight) else weight.detach()
+    if isinstance(weight, Int8Weight):
+        values: Tensor = weight.values.to(INTEGERS[_set().products["int8"]])
+    else:
+        values = weight.detach()
     return values.contiguous()
+
+
+def _set() -> InstructionSet:
+    found = instruction_set()
+    assert found is not None, "see `supports_encoder_layers`"
+    return found
 
 
 def _finishing(linears: list[Linear]) -> list[Tensor | None]:
@@ -261,14 +290,16 @@ def _vector(values: Tensor) -> Tensor:
 
 
 class Shapes(NamedTuple):
-    """What the memory of a thread depends on. entering: the type of rows that enter a matmul."""
+    """What the memory of a thread depends on. attending: the type of queries, keys and values.
+    entering: that of the rows that enter a matmul with weights.
+    """
 
     width: int
     inner: int
     heads: int
     longest: int
-    states: torch.dtype
-    entering: torch.dtype
+    attending: np.dtype[Any]
+    entering: np.dtype[Any]
 
 
 _memories = threading.local()
@@ -297,13 +328,13 @@ def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
     inner_rows = loops.INNER_ROWS + loops.ROWS
     keys = -(-shapes.longest // LANES) * LANES
     head_width = shapes.width // shapes.heads
-    states = _numpy_type(shapes.states)
-    entering = _numpy_type(shapes.entering)
-    words = head_width * states.itemsize // 4
-    is_int8 = shapes.entering is torch.uint8
+    attending = shapes.attending
+    entering = shapes.entering
+    words = head_width * attending.itemsize // 4
+    is_same = attending == entering
     in_rows = aligned((rows, _spread(shapes.width, entering)), entering)
     inner = aligned((inner_rows, _spread(shapes.inner, entering)), entering)
-    qkv = aligned((rows, 3 * shapes.width), states)
+    qkv = aligned((rows, 3 * shapes.width), attending)
     scores = aligned((loops.QUERIES, keys), np.float32)
     memory = loops.ChunkMemory(
         entering=in_rows,
@@ -311,16 +342,16 @@ def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
         zeros=np.zeros(rows, np.float32),
         qkv=qkv,
         qkv_words=qkv.view(np.uint32),
-        heads=aligned((rows, shapes.width), np.float32) if is_int8 else in_rows,
+        heads=in_rows if is_same else aligned((rows, shapes.width), np.float32),
         sums=aligned((rows, shapes.width), np.float32),
         row=np.zeros(shapes.width, np.float32),
         tile=aligned((max(loops.ROWS * loops.COLUMNS, loops.QUERIES * head_width),), np.float32),
-        activated=aligned((inner_rows, shapes.inner), np.float32) if is_int8 else inner,
+        activated=inner if is_same else aligned((inner_rows, shapes.inner), np.float32),
         inner=inner,
         keys=aligned((keys // LANES, words, LANES), np.uint32),
         values=aligned((head_width // LANES, keys, LANES), np.uint32),
         scores=scores,
-        weights=scores if states == np.float32 else aligned((loops.QUERIES, keys), states),
+        weights=scores if attending == np.float32 else aligned((loops.QUERIES, keys), attending),
         inverses=np.zeros(loops.QUERIES, np.float32),
     )
     return tuple(memory)
@@ -328,7 +359,7 @@ def _new_memory(shapes: Shapes) -> tuple[Array, ...]:
 
 def _new_tiles(shapes: Shapes) -> tuple[Array, ...]:
     """Memory for the tiles of each weight of a layer."""
-    per_word = 4 // _numpy_type(shapes.entering).itemsize
+    per_word = 4 // shapes.entering.itemsize
     sizes = (
         (3 * shapes.width, shapes.width),
         (shapes.width, shapes.width),
@@ -349,11 +380,6 @@ def _spread(width: int, dtype: np.dtype[Any]) -> int:
     of_line = CACHE_LINE // dtype.itemsize
     lines = -(-width // of_line)
     return (lines | 1) * of_line
-
-
-def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
-    """The type of arrays; bf16 is uint16."""
-    return as_array(torch.empty(0, dtype=dtype)).dtype
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -387,13 +413,14 @@ def encoder_layers(
         starts = np.arange(x.shape[0] + 1) * longest
     attention = blocks[0].self_attention.sublayer
     first = blocks[0].feed_forward.sublayer.in_proj
+    products = _set().products
     shapes = Shapes(
         width=x.shape[2],
         inner=len(first.weight),
         heads=x.shape[2] // attention.head_width,
         longest=longest,
-        states=x.dtype,
-        entering=torch.uint8 if isinstance(first.weight, Int8Weight) else x.dtype,
+        attending=np.dtype(products.get(PRECISIONS[x.dtype], np.float32)),
+        entering=np.dtype(products[_precision(stack)]),
     )
     memory, tiles = _memory_of(shapes)
     weights = [Weights(block) for block in blocks]

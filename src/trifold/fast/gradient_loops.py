@@ -120,7 +120,15 @@ def _run(g: Any, x: Any, d_weight: Any, d_bias: Any) -> None:
 
 # --- compilation ----------------------------------------------------------------------------------
 
-SOURCES = ("gradient_loops", "attention_loops", "block_loops", "instruction", "lanes", "loops")
+SOURCES = (
+    "gradient_loops",
+    "attention_loops",
+    "block_loops",
+    "instruction",
+    "instruction_sets",
+    "lanes",
+    "loops",
+)
 
 
 def _new_weight_gradient(key: int) -> Any:

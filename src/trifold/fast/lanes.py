@@ -2,10 +2,11 @@
 
 Numba vectorizes a loop if it can prove that its arrays do not overlap, or checks that each time the
 loop starts. For rows of a few hundred elements that costs as much as the loop. Loops on lanes state
-what is loaded and stored; they need a processor with AVX-512 (`supports_lanes`).
+what is loaded and stored; they need a processor with one of the `instruction_sets`. Lanes are one
+register of AVX-512, and two of AVX2.
 
-A matmul multiplies words of 32 bits: four int8, two bf16 or one fp32. For each of them the
-processor has one instruction that adds the products of 16 pairs of words to 16 sums.
+A matmul multiplies words of 32 bits: four int8, two bf16 or int16, or one fp32. The tables
+PRODUCTS, ROUND and SCALE hold what the sets do by different instructions.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from numba.core.datamodel import models
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 from numba.extending import intrinsic, lower_builtin, register_model
 
+from trifold.fast.instruction_sets import SETS, instruction_set
+
 LANES = 16
-# What the loops need of a processor.
-FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16")
+# Whose instructions are emitted; without any, nothing is compiled.
+SET = (instruction_set() or SETS[0]).name
 
 _INT8, _INT32, _INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _WORDS = ir.VectorType(_INT32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _BYTES = ir.VectorType(_INT8, LANES)
+_MAGIC = 1.5 * 2.0**23  # plus it, a small number is rounded to the last bits of its fp32
 
 llvm.initialize_native_asmparser()  # of instructions that LLVM has no portable name for
 
@@ -161,10 +165,24 @@ def load(typing: Any, array: Any, address: Any) -> Any:
     return lanes(array, types.int64), generate
 
 
-def _rounded(builder: Any, x: Any) -> Any:
-    """16 bf16, in a register of half the size."""
+def _round_by_instruction(builder: Any, x: Any) -> Any:
     half = ir.VectorType(_INT32, LANES // 2)
     return _assembly(builder, "vcvtneps2bf16 $1, $0", "=v,v", half, x)
+
+
+def _round_by_bits(builder: Any, x: Any) -> Any:
+    """Adds half of what the last bit of bf16 is worth, less one if that bit is 0."""
+    bits = builder.bitcast(x, _WORDS)
+    last = builder.and_(builder.lshr(bits, _constant(_WORDS, 16)), _constant(_WORDS, 1))
+    rounded = builder.add(bits, builder.add(last, _constant(_WORDS, 0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", x, x)
+    rounded = builder.select(is_nan, _constant(_WORDS, 0x7FC00000), rounded)
+    return builder.trunc(builder.lshr(rounded, _constant(_WORDS, 16)), _HALVES)
+
+
+# 16 bf16, in a register of half the size.
+ROUND = {"AVX-512": _round_by_instruction, "AVX2": _round_by_bits}
+_rounded = ROUND[SET]
 
 
 @intrinsic
@@ -198,8 +216,19 @@ def store_byte(builder: Any, address: Any, x: Any) -> None:
     """x, from 0 to 255, as 16 bytes, rounded to nearest: adding 1.5 · 2²³ moves it to the last
     bits.
     """
-    moved = builder.bitcast(builder.fadd(x, _constant(_FLOATS, 1.5 * 2.0**23)), _WORDS)
+    moved = builder.bitcast(builder.fadd(x, _constant(_FLOATS, _MAGIC)), _WORDS)
     _store(builder, builder.trunc(moved, _BYTES), address)
+
+
+@_operation(types.void, types.int64, lanes)
+def store_int16(builder: Any, address: Any, x: Any) -> None:
+    """x, from 0 to 32,767, as 16 int16, rounded to nearest."""
+    moved = builder.bitcast(builder.fadd(x, _constant(_FLOATS, _MAGIC)), _WORDS)
+    _store(builder, builder.trunc(moved, _HALVES), address)
+
+
+# x as 16 integers of the type of `InstructionSet.products`.
+store_integer = {"AVX-512": store_byte, "AVX2": store_int16}[SET]
 
 
 @_operation(types.void, types.int64, types.int64, types.int64)
@@ -342,6 +371,21 @@ def new_transpose(columns: int) -> Any:
 # --- functions ------------------------------------------------------------------------------------
 
 
+def _scale_by_instruction(builder: Any, x: Any, power: Any) -> Any:
+    return _assembly(builder, "vscalefps $2, $1, $0", "=v,v,v", _FLOATS, x, power)
+
+
+def _scale_by_bits(builder: Any, x: Any, power: Any) -> Any:
+    """Times the number whose exponent, in the bits from 23 on, is that power."""
+    moved = builder.bitcast(builder.fadd(power, _constant(_FLOATS, _MAGIC + 127)), _WORDS)
+    factor = builder.bitcast(builder.shl(moved, _constant(_WORDS, 23)), _FLOATS)
+    return builder.fmul(x, factor)
+
+
+# x · 2^power of whole powers from -126 to 127.
+SCALE = {"AVX-512": _scale_by_instruction, "AVX2": _scale_by_bits}
+
+
 class _Vector:
     """Lanes while a function is compiled: operators emit instructions, a number stands for 16."""
 
@@ -400,8 +444,7 @@ class _Vector:
         p = (x - whole).polynomial(
             *(0.0013333558, 0.0096181291, 0.0555041087, 0.2402265070, 0.6931471806, 1.0)
         )
-        text, constraints = "vscalefps $2, $1, $0", "=v,v,v"
-        return self._new(_assembly(self.builder, text, constraints, _FLOATS, p.value, whole.value))
+        return self._new(SCALE[SET](self.builder, p.value, whole.value))
 
     def rough_gelu(self) -> _Vector:
         """x Φ(x) to 2e-4; see `loops.gelu`."""
@@ -463,14 +506,14 @@ def finish(
 ) -> Any:
     """16 sums of products at an address, of rows of the type of the array, plus the bias.
 
-    Of bytes (x ≈ (byte - zero) · scale) the sums are int32; scales and totals are those of the
-    columns. bias, scales and totals are addresses.
+    Of integers (x ≈ (integer - zero) · scale) the sums are int32; scales and totals are those of
+    the columns. bias, scales and totals are addresses.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, sums, bias, scale, zero, scales, totals = values
         added = _Vector(builder, _load(builder, bias, _FLOATS))
-        if array.dtype != types.uint8:
+        if array.dtype not in INTEGERS:
             return (added + _Vector(builder, _load(builder, sums, _FLOATS))).value
         products = _Vector(builder, builder.sitofp(_load(builder, sums, _WORDS), _FLOATS))
         totals = _Vector(builder, _load(builder, totals, _FLOATS))
@@ -487,13 +530,41 @@ def finish(
 # --- matmul ---------------------------------------------------------------------------------------
 
 
-def _add_products(kind: Any, builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """total + a · b: 16 sums, each of the products in a pair of words."""
-    if kind == types.float32:
-        a, b = (builder.bitcast(each, _FLOATS) for each in (a, b))
-        return _call(builder, "llvm.fma.v16f32", _FLOATS, a, b, total)
-    name = "vpdpbusd" if kind == types.uint8 else "vdpbf16ps"
-    return _assembly(builder, f"{name} $3, $2, $0", "=v,0,v,v", total.type, total, a, b)
+def _add_floats(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    a, b = (builder.bitcast(each, _FLOATS) for each in (a, b))
+    return _call(builder, "llvm.fma.v16f32", _FLOATS, a, b, total)
+
+
+def _add_bfloat16(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    return _assembly(builder, "vdpbf16ps $3, $2, $0", "=v,0,v,v", total.type, total, a, b)
+
+
+def _add_bytes(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    return _assembly(builder, "vpdpbusd $3, $2, $0", "=v,0,v,v", total.type, total, a, b)
+
+
+def _add_int16(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """The instruction has no form for 16 words: two registers are multiplied."""
+    count = LANES // 2
+    result = ir.VectorType(_INT32, count)
+    pairs = ir.VectorType(ir.IntType(16), LANES)
+    products = []
+    for first in (0, count):
+        half = ir.Constant(result, list(range(first, first + count)))
+        both = (builder.bitcast(builder.shuffle_vector(x, x, half), pairs) for x in (a, b))
+        products.append(_call(builder, "llvm.x86.avx2.pmadd.wd", result, *both))
+    joined = builder.shuffle_vector(*products, ir.Constant(_WORDS, list(range(LANES))))
+    return builder.add(total, joined)
+
+
+# Type of the rows of a matmul -> total + a · b: 16 sums, each of the products in a pair of words.
+PRODUCTS = {
+    types.float32: _add_floats,
+    types.uint16: _add_bfloat16,
+    types.uint8: _add_bytes,
+    types.int16: _add_int16,
+}
+INTEGERS = (types.uint8, types.int16)  # whose sums are int32
 
 
 def new_tile(
@@ -514,8 +585,8 @@ def new_tile(
     of a follow each other, and a_stride is the distance to their second words. adds: to what is in
     `out`.
 
-    The array has the type of a: fp32, bf16 (uint16), or unsigned bytes, which are multiplied with
-    signed ones in b. The sums stay in registers.
+    The array has the type of a: fp32, bf16 (uint16), int16, or unsigned bytes, which are multiplied
+    with signed ones in b. The sums stay in registers.
     """
     step = 4 * LANES
     word_stride = step * vectors if together else step
@@ -523,7 +594,7 @@ def new_tile(
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, a, a_stride, b, b_stride, words, out, out_stride = values
         kind = signature.args[0].dtype
-        total_kind = _WORDS if kind == types.uint8 else _FLOATS
+        total_kind = _WORDS if kind in INTEGERS else _FLOATS
         number = [ir.Constant(_INT64, row) for row in range(rows)]
         targets = [
             builder.add(builder.add(out, builder.mul(out_stride, each)), place)
@@ -533,7 +604,7 @@ def new_tile(
         if adds:
             initial = [_load(builder, target, total_kind) for target in targets]
         else:
-            zero = _constant(total_kind, 0 if kind == types.uint8 else 0.0)
+            zero = _constant(total_kind, 0 if kind in INTEGERS else 0.0)
             initial = [zero] * len(targets)
         four = ir.Constant(_INT64, 4)
         row_stride, a_word_stride = (four, a_stride) if transposed else (a_stride, four)
@@ -557,7 +628,7 @@ def new_tile(
             own = _splat(builder, _load(builder, builder.add(starts[row], offset), _INT32))
             for column in range(vectors):
                 total = totals[row * vectors + column]
-                sums.append(_add_products(kind, builder, total, own, columns[column]))
+                sums.append(PRODUCTS[kind](builder, total, own, columns[column]))
         following = builder.add(word, ir.Constant(_INT64, 1))
         word.add_incoming(following, body)
         for total, first, new in zip(totals, initial, sums, strict=True):

@@ -25,7 +25,7 @@ def supports_short_attention(q: Tensor, queries: Packing, keys: Packing, width: 
         return False
     if max(queries.shape[1], keys.shape[1]) > MAX_LENGTH:
         return False
-    return compiled_attention() is not None and has_instructions()
+    return compiled_attention() is not None and has_instructions("bfloat16")
 
 
 def short_attention(

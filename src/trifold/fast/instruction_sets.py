@@ -1,0 +1,85 @@
+"""The sets of instructions for which there are loops on lanes, and what each of them provides.
+
+A new set is an entry of SETS; `lanes` then needs its instructions for its types of products.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+
+class InstructionSet(NamedTuple):
+    """What a processor has, and the sizes that fit its registers.
+
+    features: those that LLVM must name. excluded: those with which other code is faster.
+
+    products: the precision of a matmul -> the type of its rows in memory. bf16 is uint16. Int8
+    weights are multiplied with uint8 in words of four, or with int16 in words of two. steps: of the
+    range of such a row, two less than there are numbers, which rounding may exceed.
+
+    A sum of `most_inputs` products fits in 32 bits.
+
+    rows, vectors: of a tile of a matmul with weights, whose 16 · vectors columns are sums in
+    registers. queries: rows of a tile of scores.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    excluded: tuple[str, ...]
+    products: dict[str, type[np.generic]]
+    steps: int
+    rows: int
+    vectors: int
+    queries: int
+
+    @property
+    def most_inputs(self) -> int:
+        """Of a matmul with int8 weights in ±127."""
+        return 2**31 // (127 * (self.steps + 2)) - 1
+
+
+SETS = (
+    # 32 registers of 16 numbers, of which 24 hold the sums of a tile. With a unit for matrices
+    # (AMX), the library of PyTorch is faster.
+    InstructionSet(
+        name="AVX-512",
+        features=("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"),
+        excluded=("amx-tile",),
+        products={"float32": np.float32, "bfloat16": np.uint16, "int8": np.uint8},
+        steps=2**8 - 3,
+        rows=12,
+        vectors=2,
+        queries=8,
+    ),
+    # 16 registers of 8 numbers, of which 12 hold the sums. With AVX-512 of any kind, the library
+    # of PyTorch is faster.
+    InstructionSet(
+        name="AVX2",
+        features=("avx2", "fma"),
+        excluded=("avx512f",),
+        products={"float32": np.float32, "int8": np.int16},
+        steps=2**12 - 3,
+        rows=6,
+        vectors=1,
+        queries=6,
+    ),
+)
+
+
+@cache
+def instruction_set() -> InstructionSet | None:
+    """The set of this processor; None if there are no loops for it, or no LLVM."""
+    try:
+        from llvmlite.binding import get_host_cpu_features
+
+        features = get_host_cpu_features()
+    except (ImportError, RuntimeError):  # it is not installed, or does not know the processor
+        return None
+    has = {name for name, is_there in features.items() if is_there}
+    for each in SETS:
+        if has.issuperset(each.features) and has.isdisjoint(each.excluded):
+            return each
+    return None

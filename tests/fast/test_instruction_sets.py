@@ -1,0 +1,42 @@
+"""The instruction set of a processor follows from its features."""
+
+import llvmlite.binding as llvm
+import pytest
+
+from trifold.fast import has_instructions
+from trifold.fast.instruction_sets import SETS, instruction_set
+
+AVX2 = ("avx2", "fma")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16")
+
+
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        (AVX512, "AVX-512"),
+        (AVX2, "AVX2"),
+        ((*AVX512, "amx-tile"), None),
+        (AVX512[:-1], None),
+        (("avx2",), None),
+        ((), None),
+    ],
+)
+def test_a_set_is_chosen_by_features(
+    features: tuple[str, ...], name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = dict.fromkeys((*AVX512, "amx-tile"), False) | dict.fromkeys(features, True)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: found)
+    instruction_set.cache_clear()
+    try:
+        chosen = instruction_set()
+        assert (chosen and chosen.name) == name
+        assert has_instructions("float32") == (name is not None)
+        assert has_instructions("bfloat16") == (name == "AVX-512")
+    finally:
+        instruction_set.cache_clear()
+
+
+@pytest.mark.parametrize("found", SETS, ids=[each.name for each in SETS])
+def test_sums_of_int8_products_fit_in_32_bits(found) -> None:
+    largest = 127 * (found.steps + 2)  # a weight times an input, which rounding may increase
+    assert largest * found.most_inputs < 2**31 <= largest * (found.most_inputs + 2)
