@@ -143,6 +143,11 @@ def test_limit_is_the_minimum_of_setting_and_positions_and_names_its_source(
     )
 
 
+def test_positions_are_those_of_the_decoder():
+    model = ModelConfig(shape="encoder-decoder", max_positions=9, max_decoder_positions=5)
+    assert output_limit(GenerationConfig(), model, 3) == (5, "positions")
+
+
 @pytest.mark.parametrize("shape", ["decoder", "encoder-decoder"])
 def test_searches_respect_the_limit(shape):
     model = tiny_model(shape, max_positions=12)

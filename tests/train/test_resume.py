@@ -150,6 +150,14 @@ def test_original_recipe_replaces_an_edited_one(folder):
     assert load_recipe(folder / "recipe.yaml").model.dropout == 0.1
 
 
+@pytest.mark.parametrize(
+    ("key", "free"),
+    [("train.steps", True), ("generate.num_beams", True), ("generated", False), ("train", False)],
+)
+def test_settings_of_a_free_group_are_free(key, free):
+    assert resume.is_free(key, resume.FREE) == free
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipe_can_be_restored_from_a_checkpoint(name):
     recipe = load_included(name)

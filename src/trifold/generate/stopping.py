@@ -63,7 +63,8 @@ def output_limit(config: GenerationConfig, model: ModelConfig, length: int) -> O
     The last token is generated but never read, so it needs no position.
     """
     prompt = 1 if model.encoder_layers else length
-    available = model.decoder_side.max_positions + 1 - prompt
+    positions = model.max_decoder_positions or model.max_positions  # as in `decoder_side`
+    available = positions + 1 - prompt
     if config.max_length is not None:
         limit = OutputLimit(config.max_length - prompt, "requested")
     elif config.max_new_tokens is not None:

@@ -96,7 +96,8 @@ def free_settings(recipe: Recipe) -> tuple[str, ...]:
 
 def is_free(key: str, free: Sequence[str]) -> bool:
     """Whether a dotted key is one of these keys, or in one of these groups."""
-    return any(key == group or key.startswith(group + ".") for group in free)
+    names = key.split(".")
+    return any(".".join(names[:count]) in free for count in range(1, len(names) + 1))
 
 
 def _bound_settings(values: Mapping[str, Any], free: Sequence[str], at: str = "") -> dict[str, Any]:
