@@ -44,7 +44,6 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys
-from tests.command_line import run_command
 from tests.data.caches import encode_slowly, settings_of
 from trifold.data import Encoder, open_tokens
 from pathlib import Path

@@ -22,7 +22,17 @@ from tests.faults.runs import PLANTED, TINY, Reference
 
 from trifold.train import train
 
-__all__ = ["PLANTS", "PROMISES", "Size", "Trying", "Verdict", "plant_all", "planted", "try_all"]
+__all__ = [
+    "PLANTS",
+    "PROMISES",
+    "Size",
+    "Trying",
+    "Verdict",
+    "plant_all",
+    "planted",
+    "try_all",
+    "warm",
+]
 
 Size = Literal["sample", "short", "full"]
 
@@ -32,15 +42,14 @@ def try_all(
     size: Size,
     folder: Path,
     command: Command,
+    references: dict[str, Reference],
     *,
     trials: int | None = None,
     trying: Trying = lambda name, number, trials: None,
 ) -> Iterator[Verdict]:
     """Try promises in `folder`, one after the other; `command` is the command line `trifold` as a
-    function.
+    function. references: earlier runs, to which those of these promises are added.
     """
-    _warm(folder)
-    references: dict[str, Reference] = {}
     for name in names:
         promise = PROMISES[name]
         numbers = promise.sample if size == "sample" else range(getattr(promise, size))
@@ -51,10 +60,11 @@ def try_all(
         )
 
 
-def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[Verdict]:
+def plant_all(
+    names: Sequence[str], folder: Path, command: Command, references: dict[str, Reference]
+) -> Iterator[Verdict]:
     """Plant one bug after the other and try the promise that it breaks until a trial fails; a
-    verdict without failures means that the bug was not found."""
-    _warm(folder)
+    verdict without failures means that the bug was not found. references: as for `try_all`."""
     for name in names:
         plant = PLANTS[name]
         promise = PROMISES[plant.breaks]
@@ -66,6 +76,7 @@ def plant_all(names: Sequence[str], folder: Path, command: Command) -> Iterator[
                 folder / name,
                 command,
                 until_broken=True,
+                references={} if plant.alters_all_runs else references,
             )
         yield verdict._replace(name=name, about=f"{plant.about} (breaks {plant.breaks})")
 
@@ -80,7 +91,7 @@ def planted(plant: str | None) -> Iterator[None]:
         yield
 
 
-def _warm(folder: Path) -> None:
+def warm(folder: Path) -> None:
     """Load and compile what a run needs before the process is forked."""
     importlib.import_module("torch._dynamo")  # by the first of torch's own optimizers
     train("smoke", out=folder / "warm", **TINY)

@@ -33,7 +33,8 @@ from trifold.train.trainer import Trainer
 class Plant(NamedTuple):
     """The bug, the promise that it breaks, and the attribute that is replaced while it is planted.
 
-    first: the number of the first trial that can find it.
+    first: the number of the first trial that can find it. alters_all_runs: whether it also changes a
+    run that nothing interrupts, so that its trials compare with runs that have the bug too.
     """
 
     about: str
@@ -42,6 +43,7 @@ class Plant(NamedTuple):
     name: str
     replacement: Any
     first: int = 0
+    alters_all_runs: bool = False
 
     def put_in(self) -> AbstractContextManager[Any]:
         """Context manager that plants the bug."""
@@ -287,7 +289,8 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
     "no-seeking": ("a resumed run restarts its epoch", "chains", loop, "iterate_batches", _from_the_start),
     "no-moments": ("a resumed run loses the moments of Adam", "chains", Trainer, "restore", _weights_only),
     "no-generator": (
-        "a resumed run draws different dropout masks", "chains", trainer, "_dropout_seed", lambda *_: next(_DRAWS)),
+        "a resumed run draws different dropout masks", "chains",
+        trainer, "_dropout_seed", lambda *_: next(_DRAWS), 0, True),
     "no-schedule": (
         "a resumed run restarts its schedule", "chains", trainer, "learning_rate", _step_of_the_session),
     "no-cut": (
@@ -311,9 +314,10 @@ PLANTS: Mapping[str, Plant] = {name: Plant(*plant) for name, plant in {
         "a failed background save is not reported", "async-save", checkpoint.Saver, "wait", _ignore_error),
     "other-seed": (
         "the seed is taken from the clock", "same-seed",
-        trainer, "_dropout_seed", lambda *_: time.time_ns() % 2**62),
+        trainer, "_dropout_seed", lambda *_: time.time_ns() % 2**62, 0, True),
     "set-order": (
-        "the order of batches is that of a set of strings", "same-seed", data.TrainingData, "plan", _set_order),
+        "the order of batches is that of a set of strings", "same-seed",
+        data.TrainingData, "plan", _set_order, 0, True),
     "no-schedule-report": (
         "the effect on the schedule is not reported", "more-steps", preparation, "check_same_run", _no_check),
     "no-spike-check": ("loss spikes update the weights", "spikes", loop, "spike_threshold", lambda *_: _NO_LIMIT),
