@@ -18,7 +18,6 @@ from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub import fill, load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
-from trifold.nn.layers import Linear
 
 TINY = TWO_LAYERS | {"vocab_size": 31, "max_positions": 20}
 
@@ -129,12 +128,15 @@ def test_an_int8_pipeline_generates_and_cannot_be_saved(folder: Path, tmp_path: 
         trifold.load(folder, weights="int3")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shape", ["decoder", "encoder-decoder", "encoder"])
+@pytest.mark.parametrize(
+    ("shape", "is_tied"),
+    [("decoder", True), ("decoder", False), ("encoder-decoder", True), ("encoder", True)],
+)
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_matrices_whose_rows_are_whole_blocks_have_scales_of_blocks(
-    shape: str, weights: Literal["int8", "int4"], tmp_path: Path
+    shape: str, is_tied: bool, weights: Literal["int8", "int4"], tmp_path: Path
 ) -> None:
-    sizes = {"d_model": 32, "d_ff": 64, "shape": shape}
+    sizes = {"d_model": 32, "d_ff": 64, "shape": shape, "tie_lm_head": is_tied}
     save_model(tmp_path, Transformer(ModelConfig.parse(TINY | sizes)))
     exact_model, _ = load_model(tmp_path)
     model, _ = load_model(tmp_path, stored=weights)
@@ -148,8 +150,8 @@ def test_matrices_whose_rows_are_whole_blocks_have_scales_of_blocks(
         if (shape, weights) == ("encoder", "int8"):
             expected: QuantizedWeight = Int8Weight.quantize(matrix)
         else:
-            is_linear = isinstance(model.get_submodule(name.rpartition(".")[0]), Linear)
-            has_four = weights == "int4" and is_linear and "v_proj" not in name
+            is_head = model.lm_head is not None and model.lm_head.weight is module
+            has_four = weights == "int4" and not is_head and "v_proj" not in name
             expected = BlockWeight.quantize(matrix, 4 if has_four else 8)
         assert type(module) is type(expected)
         assert torch.equal(module.dequantize(), expected.dequantize())

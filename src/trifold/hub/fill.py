@@ -169,13 +169,13 @@ def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
 def _block_bits(
     model: Transformer, name: str, modules: Sequence[nn.Module], stored: str | None
 ) -> int | None:
-    """The bits of a matrix in blocks: 8, or 4 for int4 if only linear layers read it, not a token
-    embedding or a language-model head, and it does not make the values of attention, whose errors
-    pass to all that follows. None for int8 of an encoder, whose matrices have a scale for each row.
+    """The bits of a matrix in blocks: 8, or 4 for int4 unless it is a language-model head or makes
+    the values of attention, whose errors pass to all that follows. None for int8 of an encoder,
+    whose matrices have a scale for each row.
     """
     if stored == "int4":
-        is_linear = all(isinstance(module, Linear) for module in modules)
-        return 4 if is_linear and not name.endswith(VALUES) else 8
+        is_head = any(isinstance(module, LanguageModelHead) for module in modules)
+        return 8 if is_head or name.endswith(VALUES) else 4
     return None if model.config.shape == "encoder" else 8
 
 
