@@ -75,6 +75,20 @@ def test_a_folder_of_sentence_transformers_loads_saves_and_converts_with_equal_v
         torch.testing.assert_close(encode(copy), expected, rtol=0, atol=1e-5)
 
 
+def test_a_head_that_config_json_names_and_the_weights_lack_is_left_out(tmp_path):
+    """As in all-mpnet-base-v2."""
+    folder = theirs(tmp_path, "mpnet", "mean", normalize=True)
+    expected = trifold.load(folder).embed(TEXTS)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["MPNetForMaskedLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    for got, vector in zip(trifold.load(folder).embed(TEXTS), expected, strict=True):
+        assert torch.equal(got, vector)
+    (folder / "modules.json").unlink()
+    with pytest.raises(CheckpointError, match="missing: lm_head"):
+        trifold.load(folder)
+
+
 def test_options_override_the_folder_and_a_truncated_text_is_reported(tmp_path, capsys):
     folder = both(tmp_path, "bert", "Model").folder
     plain = trifold.load(folder).embed(TEXTS, pooling="cls")

@@ -21,10 +21,17 @@ from trifold.hub.files import write_json
 from trifold.hub.fill import Stored, fill_model, named_matrices
 from trifold.hub.generation import END, GENERATION_KEYS, read_generation, write_generation
 from trifold.hub.gguf.folder import GGUFFolder
-from trifold.hub.model_config import complete_config, empty_model, infer_config, parse_config
+from trifold.hub.model_config import (
+    complete_config,
+    empty_model,
+    infer_config,
+    meta_parameters,
+    parse_config,
+)
 from trifold.hub.names import ADAPTER, CONFIG, GENERATION
 from trifold.hub.peft_config import read_adapter_config
 from trifold.hub.peft_merge import read_adapter
+from trifold.hub.sentence_transformers import MODULES
 from trifold.hub.tensors import TransformedTensors
 from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights, write_weights
 from trifold.jsonfiles import read_json
@@ -185,6 +192,8 @@ def load_model(
         file = folder
         file.read_ahead()
     weights = read_weights(folder) if merged is None else merged
+    if "lm" in config.chosen_heads and (folder / MODULES).exists():
+        config = _without_absent_head(family, config, values, weights, folder / CONFIG)
     config = complete_config(family, config, weights, folder / CONFIG)
     known = {head for fields in family.architectures.values() for head in fields["heads"]}
     further = set(heads).difference(config.chosen_heads)
@@ -212,6 +221,25 @@ def load_model(
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     return model.eval(), generation
+
+
+def _without_absent_head(
+    family: Family,
+    config: ModelConfig,
+    values: Mapping[str, object],
+    weights: Mapping[str, Tensor],
+    place: UntrustedPath,
+) -> ModelConfig:
+    """The config of a sentence encoder without the head of the class in its config.json, if the
+    weights have nothing of it. all-mpnet-base-v2 names the class that its training began with.
+    """
+    plain = family.read(dict(values) | {"architectures": None})
+    with_head, without = (
+        set(rules.saving(family.rules(each), meta_parameters(each, place)))
+        for each in (config, plain)
+    )
+    head = with_head - without
+    return plain if head and head.isdisjoint(weights) else config
 
 
 def read_config(folder: AnyPath) -> ModelConfig:
