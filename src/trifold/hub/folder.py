@@ -192,8 +192,7 @@ def load_model(
         file = folder
         file.read_ahead()
     weights = read_weights(folder) if merged is None else merged
-    if "lm" in config.chosen_heads and (folder / MODULES).exists():
-        config = _without_absent_head(family, config, values, weights, folder / CONFIG)
+    config = _without_absent_head(family, config, values, weights, folder)
     config = complete_config(family, config, weights, folder / CONFIG)
     known = {head for fields in family.architectures.values() for head in fields["heads"]}
     further = set(heads).difference(config.chosen_heads)
@@ -228,18 +227,23 @@ def _without_absent_head(
     config: ModelConfig,
     values: Mapping[str, object],
     weights: Mapping[str, Tensor],
-    place: UntrustedPath,
+    folder: UntrustedPath,
 ) -> ModelConfig:
-    """The config of a sentence encoder without the head of the class in its config.json, if the
-    weights have nothing of it. all-mpnet-base-v2 names the class that its training began with.
+    """The config, of a sentence encoder without the language-model head of the class in its
+    config.json if the weights have nothing of it. all-mpnet-base-v2 names the class that its
+    training began with.
     """
+    if "lm" not in config.chosen_heads or not (folder / MODULES).exists():
+        return config
     plain = family.read(dict(values) | {"architectures": None})
     with_head, without = (
-        set(rules.saving(family.rules(each), meta_parameters(each, place)))
+        set(rules.saving(family.rules(each), meta_parameters(each, folder / CONFIG)))
         for each in (config, plain)
     )
     head = with_head - without
-    return plain if head and head.isdisjoint(weights) else config
+    if head and head.isdisjoint(weights):
+        return plain
+    return config
 
 
 def read_config(folder: AnyPath) -> ModelConfig:
