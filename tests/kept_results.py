@@ -37,9 +37,15 @@ def kept_dump(dump: Callable[[Mapping[str, Any]], str]) -> Callable[[Mapping[str
 def kept_fit(fits: Callable[[Family, ModelConfig], bool]) -> Callable[[Family, ModelConfig], bool]:
     """`Family.fits` that keeps its answers."""
     answers: dict[tuple[int, str], tuple[Family, bool]] = {}
+    last: tuple[ModelConfig | None, str] = None, ""  # many families are tried with one config
 
     def kept(family: Family, config: ModelConfig) -> bool:
-        key = id(family), repr(config)
+        nonlocal last
+        described, text = last
+        if described is not config:
+            text = repr(config)
+            last = config, text
+        key = id(family), text
         if key not in answers:
             answers[key] = family, fits(family, config)  # the family lives, so its id is not reused
         return answers[key][1]

@@ -285,7 +285,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _is_law(item: pytest.Item) -> bool:
-    return FOLDER in item.path.parents
+    return _has_laws(item.path)
+
+
+@cache
+def _has_laws(file: Path) -> bool:
+    return FOLDER in file.parents
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
