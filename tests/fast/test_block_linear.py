@@ -95,40 +95,6 @@ def test_many_rows_in_fp32_are_exact() -> None:
         torch.testing.assert_close(layers.linear(x, weight), x @ weight.dequantize().T)
 
 
-@pytest.mark.slow
-def test_loops_equal_the_instruction_of_the_processor() -> None:
-    from numba import njit
-
-    from trifold.fast.block_tile import HAS_VNNI, loop_tile, new_tile
-
-    if not HAS_VNNI:
-        pytest.skip("this processor lacks the instruction")
-    weights = weights_of(matrix_of(16, 96))
-    for weight in (weights[name] for name in ("8 bits", "4 bits", "Q4_0", "Q4_1")):
-        bits, has_offsets, has_levels = weight.bits, weight.has_offsets, weight.has_levels
-        tile = new_tile(2, bits, has_offsets=has_offsets, has_levels=has_levels)
-
-        @njit
-        def by_instruction(v, s, x, xs, terms, out, tile=tile):  # type: ignore[no-untyped-def]
-            tile(v, s, 3, x, xs, terms, out, 64)
-
-        @njit
-        def by_loop(v, s, x, xs, t, out, kind=(bits, has_offsets, has_levels)):  # type: ignore[no-untyped-def]
-            loop_tile(2, *kind, v, s, 3, x, xs, t, out, 64)
-
-        generator = np.random.default_rng(0)
-        x = generator.integers(-127, 128, (2, 192)).astype(np.int8)
-        scales = generator.random((2, 3)).astype(np.float32)
-        terms = generator.integers(-999, 999, (2, 3)).astype(np.int32)
-        if has_offsets:
-            terms = terms.astype(np.float32)
-        outs = np.zeros((2, 2, 16), np.float32)
-        arrays = [each.ctypes.data for each in (x, scales, terms)]
-        for function, out in ((by_instruction, outs[0]), (by_loop, outs[1])):
-            function(weight.values.data_ptr(), weight.scales.data_ptr(), *arrays, out.ctypes.data)
-        np.testing.assert_allclose(outs[0], outs[1], rtol=1e-5, atol=1e-4)
-
-
 def test_float16_scales_have_their_values_in_the_loop() -> None:
     from numba import njit
 

@@ -61,7 +61,7 @@ KEPT: dict[str, str] = {
     "block_loops.ROWS": "compiled; laws have more rows",
     "block_loops.STEPS": "not a threshold",
     "block_loops.VECTORS": "compiled; laws have more columns",
-    "block_tile.HAS_VNNI": "a property of the processor",
+    "block_tile._HALF": "not a threshold",
     "block_tile.LINE": "not a threshold",
     "block_tile.TILE_ROWS": "compiled into the interpreter",
     "block_weight.BLOCK": "the format of a weight",

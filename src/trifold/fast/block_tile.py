@@ -1,54 +1,49 @@
 """The inner loop of a matmul with `BlockWeight`: 16 outputs of a few rows of quantized activations.
 
-Activations are integers of 16 bits, each 256 · upper + lower, two int8 that are multiplied in turn.
-Codes of weights are unsigned, as the instruction `vpdpbusd` of AVX-512 multiplies them: it adds the
-products of four pairs of bytes to each of 16 sums. Codes of levels are first replaced by these,
-which `vpshufb` does for 64 at once. Without the instructions, a loop computes the same.
+Activations are integers of 16 bits, and codes of weights are unsigned bytes. INSTRUCTION_SETS lists
+how processors multiply them. The sums of a block are exact, so that all results have the same bits
+but those of the loop for any processor, which scales the sums in another order.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from trifold.fast.block_weight import BLOCK, LEVELS, PANEL, WORD
 from trifold.fast.instruction import PREFETCH_BYTES
-from trifold.fast.intrinsics import bfloat16_at, float32_at, int8_at, int32_at, uint8_at
+from trifold.fast.intrinsics import (
+    bfloat16_at,
+    float32_at,
+    int8_at,
+    int16_at,
+    int32_at,
+    uint8_at,
+)
 from trifold.fast.loops import F, inline, subroutine
+from trifold.fast.vector_code import (
+    FLOAT_TYPE,
+    FLOATS,
+    WORD_TYPE,
+    WORDS,
+    VectorCode,
+    long,
+    words,
+)
 
-FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 TILE_ROWS = 8  # rows of activations that a tile multiplies at most
 LINE = 64  # bytes
-
-_WORD = ir.IntType(32)
-_LONG = ir.IntType(64)
-_FLOAT = ir.FloatType()
-_WORDS = ir.VectorType(_WORD, PANEL)
-_FLOATS = ir.VectorType(_FLOAT, PANEL)
-_SHORTS = ir.VectorType(ir.IntType(16), PANEL)
-_HALVES = ir.VectorType(ir.HalfType(), PANEL)
-_BYTES = ir.VectorType(ir.IntType(8), LINE)
 # As unsigned bytes: the level 0 is 128.
-_LEVELS = tuple(level + 128 for level in LEVELS)
+UNSIGNED_LEVELS = tuple(level + 128 for level in LEVELS)
 
 
-def _has_vnni() -> bool:
-    try:
-        features = llvm.get_host_cpu_features()
-    except RuntimeError:  # unknown to LLVM
-        return False
-    return all(features.get(name, False) for name in FEATURES)
-
-
-HAS_VNNI = _has_vnni()
-
-
-class _TileCode:
-    """LLVM code of a tile; the arguments are those of `new_tile`."""
+class TileCode(VectorCode):
+    """LLVM code of a tile; the arguments are those of `new_tile`. Subclasses multiply."""
 
     def __init__(
         self,
@@ -59,7 +54,7 @@ class _TileCode:
         has_offsets: bool = False,
         has_levels: bool = False,
     ) -> None:
-        self.builder = builder
+        super().__init__(builder)
         self.rows = rows
         self.bits = bits
         self.has_offsets = has_offsets
@@ -78,76 +73,34 @@ class _TileCode:
     ) -> None:
         """A loop over blocks. The sums stay in registers and are stored after it."""
         builder = self.builder
-        before = builder.block
-        body = builder.append_basic_block("blocks")
-        after = builder.append_basic_block("store")
         rows = range(self.rows)
-        columns = builder.mul(blocks, _long(2 * BLOCK))
+        columns = builder.mul(blocks, long(2 * BLOCK))
         x_starts = [self.moved(x, columns, row) for row in rows]
-        words = builder.mul(blocks, _long(4))
-        scale_starts = [self.moved(x_scales, words, row) for row in rows]
-        term_starts = [self.moved(x_terms, words, row) for row in rows]
-        builder.branch(body)
-        builder.position_at_end(body)
-        block = builder.phi(_LONG)
-        totals = [builder.phi(_FLOATS) for _ in rows]
-        place = self.moved(values, block, LINE * self.bits)
-        for word in range(self.bits):
-            self.prefetch(place, PREFETCH_BYTES + LINE * word)
-        terms = [self.moved(each, block, 4) for each in term_starts]
-        sums = self.products(
-            place, [self.moved(each, block, 2 * BLOCK) for each in x_starts], terms
-        )
-        factors = [self.moved(each, block, 4) for each in scale_starts]
-        scale_place = self.moved(scales, block, 2 * PANEL * (1 + self.has_offsets))
-        results = self.scaled(sums, scale_place, factors, terms, totals)
-        following = builder.add(block, _long(1))
-        for phi, first, new in zip(
-            [block, *totals],
-            [_long(0)] + [ir.Constant(_FLOATS, [0.0] * PANEL)] * self.rows,
-            [following, *results],
-            strict=True,
-        ):
-            phi.add_incoming(first, before)
-            phi.add_incoming(new, body)
-        builder.cbranch(builder.icmp_signed("<", following, blocks), body, after)
-        builder.position_at_end(after)
-        for row, result in enumerate(results):
+        numbers = builder.mul(blocks, long(4))
+        scale_starts = [self.moved(x_scales, numbers, row) for row in rows]
+        term_starts = [self.moved(x_terms, numbers, row) for row in rows]
+
+        def body(block: Any, totals: list[Any]) -> list[Any]:
+            place = self.moved(values, block, LINE * self.bits)
+            for word in range(self.bits):
+                self.prefetch(place, PREFETCH_BYTES + LINE * word)
+            terms = [self.moved(each, block, 4) for each in term_starts]
+            x_places = [self.moved(each, block, 2 * BLOCK) for each in x_starts]
+            sums = self.products(place, x_places, terms)
+            factors = [self.moved(each, block, 4) for each in scale_starts]
+            scale_place = self.moved(scales, block, 2 * PANEL * (1 + self.has_offsets))
+            return self.scaled(sums, scale_place, factors, terms, totals)
+
+        zeros = [ir.Constant(FLOATS, [0.0] * PANEL)] * self.rows
+        for row, result in enumerate(self.loop(blocks, zeros, body)):
             target = self.moved(out, stride, row)
-            builder.store(result, builder.inttoptr(target, _FLOATS.as_pointer())).align = 4
+            builder.store(result, builder.inttoptr(target, FLOATS.as_pointer())).align = 4
 
     def products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
-        """The int32 sums of a block: of codes times activations, and without offsets the term. They
-        are smaller than 2²⁹.
+        """The int32 sums of a block, a vector for each row: of codes times activations, and without
+        offsets the term. They are smaller than 2²⁹.
         """
-        packed = [self.load(values, _WORDS, LINE * word) for word in range(self.bits)]
-        codes = packed
-        if self.bits == 4:
-            upper = [self.builder.lshr(each, _words(4)) for each in packed]
-            codes = [self.builder.and_(each, _words(0x0F0F0F0F)) for each in (*packed, *upper)]
-        if self.has_levels:
-            codes = [self.levels(each) for each in codes]
-        sums = []
-        for x, term in zip(x_places, terms, strict=True):
-            upper = _words(0)
-            lower = _words(0) if self.has_offsets else self.splat(self.load(term, _WORD))
-            for word, code in enumerate(codes):
-                upper = self.add_products(upper, code, x, WORD * word)
-                lower = self.add_products(lower, code, x, WORD * word + BLOCK)
-            sums.append(self.builder.add(self.builder.shl(upper, _words(8)), lower))
-        return sums
-
-    def levels(self, codes: Any) -> Any:
-        """The levels of 64 codes in bytes. The instruction has a table for each 16 of them."""
-        table = ir.Constant(_BYTES, LINE // len(_LEVELS) * _LEVELS)
-        numbers = self.builder.bitcast(codes, _BYTES)
-        found = self.call("llvm.x86.avx512.pshuf.b.512", _BYTES, table, numbers)
-        return self.builder.bitcast(found, _WORDS)
-
-    def add_products(self, total: Any, code: Any, x: Any, at: int) -> Any:
-        """total + the products of four codes of each row with four int8, `at` bytes behind x."""
-        own = self.splat(self.load(x, _WORD, at))
-        return self.call("llvm.x86.avx512.vpdpbusd.512", _WORDS, total, code, own)
+        raise NotImplementedError
 
     def scaled(
         self, sums: list[Any], scales: Any, factors: list[Any], terms: list[Any], totals: list[Any]
@@ -157,144 +110,176 @@ class _TileCode:
         own_scales = self.halves(scales)
         results = []
         for number, x_factor, term, total in zip(sums, factors, terms, totals, strict=True):
-            factor = builder.fmul(own_scales, self.splat(self.load(x_factor, _FLOAT)))
-            floats = builder.sitofp(number, _FLOATS)
-            result = self.call("llvm.fma.v16f32", _FLOATS, floats, factor, total)
+            factor = builder.fmul(own_scales, self.splat(self.load(x_factor, FLOAT_TYPE)))
+            floats = builder.sitofp(number, FLOATS)
+            result = self.call("llvm.fma.v16f32", FLOATS, floats, factor, total)
             if self.has_offsets:
-                added = self.splat(self.load(term, _FLOAT))
+                added = self.splat(self.load(term, FLOAT_TYPE))
                 offsets = self.halves(scales, 2 * PANEL)
-                result = self.call("llvm.fma.v16f32", _FLOATS, offsets, added, result)
+                result = self.call("llvm.fma.v16f32", FLOATS, offsets, added, result)
             results.append(result)
         return results
 
-    def moved(self, address: Any, steps: Any, size: int) -> Any:
-        """The address so many steps of that size further."""
-        return self.builder.add(address, self.builder.mul(steps, _long(size)))
 
-    def load(self, address: Any, kind: Any, at: int = 0) -> Any:
-        """A value of that type, `at` bytes behind an address."""
-        place = self.builder.add(address, _long(at))
-        loaded = self.builder.load(self.builder.inttoptr(place, kind.as_pointer()))
-        loaded.align = 1
-        return loaded
+# --- AVX-512 --------------------------------------------------------------------------------------
 
-    def halves(self, address: Any, at: int = 0) -> Any:
-        """16 float16 in fp32."""
-        return self.builder.fpext(self.load(address, _HALVES, at), _FLOATS)
-
-    def splat(self, value: Any) -> Any:
-        """A vector of 16 times the same value."""
-        kind = ir.VectorType(value.type, PANEL)
-        undefined = ir.Constant(kind, ir.Undefined)
-        first = self.builder.insert_element(undefined, value, ir.Constant(_WORD, 0))
-        return self.builder.shuffle_vector(first, undefined, _words(0))
-
-    def call(self, name: str, result: Any, *values: Any) -> Any:
-        """Call a function of LLVM."""
-        kind = ir.FunctionType(result, [value.type for value in values])
-        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
-        return self.builder.call(function, values)
-
-    def prefetch(self, address: Any, at: int) -> None:
-        """Load the line `at` bytes behind an address into the second-level cache."""
-        place = self.builder.inttoptr(self.builder.add(address, _long(at)), cgutils.voidptr_t)
-        options = [ir.Constant(_WORD, number) for number in (0, 2, 1)]
-        self.call("llvm.prefetch.p0", ir.VoidType(), place, *options)
+_LINE_BYTES = ir.VectorType(ir.IntType(8), LINE)
 
 
-def _long(number: int) -> Any:
-    return ir.Constant(_LONG, number)
-
-
-def _words(number: int) -> Any:
-    return ir.Constant(_WORDS, [number] * PANEL)
-
-
-def new_tile(rows: int, bits: int, *, has_offsets: bool = False, has_levels: bool = False) -> Any:
-    """A function tile(values, scales, blocks, x, x_scales, x_terms, out, stride): the products of
-    the 16 rows of a panel and of so many rows of activations, quantized by `step_blocks`.
-
-    All but the number of blocks are addresses: of the values and scales of the panel, of x (rows,
-    blocks, 2, 32) int8, x_scales and x_terms (rows, blocks), and of the result (rows, 16) fp32,
-    whose rows are `stride` bytes apart.
+class Avx512Tile(TileCode):
+    """`vpdpbusd` adds the products of four pairs of bytes to each of 16 sums. Activations are
+    256 · upper + lower, two int8 that are multiplied in turn.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = _TileCode(builder, rows, bits, has_offsets=has_offsets, has_levels=has_levels)
-        code.emit(*arguments)
-        return context.get_dummy_value()
+    def products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
+        """See `TileCode.products`."""
+        packed = [self.load(values, WORDS, LINE * word) for word in range(self.bits)]
+        codes = packed
+        if self.bits == 4:
+            upper = [self.builder.lshr(each, words(4)) for each in packed]
+            codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (*packed, *upper)]
+        if self.has_levels:
+            codes = [self.levels(each) for each in codes]
+        sums = []
+        for x, term in zip(x_places, terms, strict=True):
+            upper = words(0)
+            lower = words(0) if self.has_offsets else self.splat(self.load(term, WORD_TYPE))
+            for word, code in enumerate(codes):
+                upper = self.add_products(upper, code, x, WORD * word)
+                lower = self.add_products(lower, code, x, WORD * word + BLOCK)
+            sums.append(self.builder.add(self.builder.shl(upper, words(8)), lower))
+        return sums
 
-    @intrinsic
-    def tile(
-        typing: Any,
-        values: Any,
-        scales: Any,
-        blocks: Any,
-        x: Any,
-        x_scales: Any,
-        x_terms: Any,
-        out: Any,
-        stride: Any,
-    ) -> Any:
-        return types.void(*[types.int64] * 8), generate
+    def levels(self, codes: Any) -> Any:
+        """The levels of 64 codes in bytes. The instruction has a table for each 16 of them."""
+        table = ir.Constant(_LINE_BYTES, LINE // len(UNSIGNED_LEVELS) * UNSIGNED_LEVELS)
+        numbers = self.builder.bitcast(codes, _LINE_BYTES)
+        found = self.call("llvm.x86.avx512.pshuf.b.512", _LINE_BYTES, table, numbers)
+        return self.builder.bitcast(found, WORDS)
 
-    return tile
+    def add_products(self, total: Any, code: Any, x: Any, at: int) -> Any:
+        """total + the products of four codes of each row with four int8, `at` bytes behind x."""
+        own = self.splat(self.load(x, WORD_TYPE, at))
+        return self.call("llvm.x86.avx512.vpdpbusd.512", WORDS, total, code, own)
 
 
-# --- codes in bf16 --------------------------------------------------------------------------------
+@subroutine
+def store_bytes(block: Any, j: Any, number: Any) -> None:
+    """An integer of a block of activations: the upper bytes of all, then the lower ones."""
+    high = np.int32((number + np.int32(128)) >> np.int32(8))
+    int8_at(block, BLOCK)[j] = np.int8(high)
+    int8_at(block + BLOCK, BLOCK)[j] = np.int8(number - np.int32(256) * high)
 
 
-def _new_decoder(*, has_levels: bool) -> Any:
-    """A function decode(words, shift, mask, scales, offsets, out): one code of each of the 16 words
-    at an address, (word >> shift) & mask, or its level, times scales plus offsets (16,) fp32 -> 16
-    bf16 at the address `out`.
+# --- AVX2 -----------------------------------------------------------------------------------------
+
+_HALF = PANEL // 2
+_HALF_WORDS = ir.VectorType(WORD_TYPE, _HALF)
+_HALF_SHORTS = ir.VectorType(ir.IntType(16), 2 * _HALF)
+_HALF_BYTES = ir.VectorType(ir.IntType(8), 4 * _HALF)
+
+
+class Avx2Tile(TileCode):
+    """`vpmaddwd` multiplies pairs of 16 bits and adds both products, in 8 words at once. A word has
+    two pairs of codes: those in its even bytes and those in its odd ones.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words, shift, mask, scales, offsets, out = arguments
-        code = _TileCode(builder, 1, 8)
-        moved = builder.lshr(code.load(words, _WORDS), code.splat(shift))
-        numbers = builder.and_(moved, code.splat(mask))
-        floats = _level_floats(code, numbers) if has_levels else builder.uitofp(numbers, _FLOATS)
-        products = builder.fmul(floats, code.load(scales, _FLOATS))
-        values = builder.fadd(products, code.load(offsets, _FLOATS))
-        bits = builder.bitcast(values, _WORDS)
-        # To nearest, ties to even. The carry could turn a NaN into zero.
-        last = builder.and_(builder.lshr(bits, _words(16)), _words(1))
-        nearest = builder.add(bits, builder.add(last, _words(0x7FFF)))
-        is_nan = builder.fcmp_unordered("uno", values, values)
-        rounded = builder.select(is_nan, builder.or_(bits, _words(0x400000)), nearest)
-        upper = builder.trunc(builder.lshr(rounded, _words(16)), _SHORTS)
-        builder.store(upper, builder.inttoptr(out, _SHORTS.as_pointer())).align = 2
-        return context.get_dummy_value()
+    def products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
+        """See `TileCode.products`. The registers hold the sums of four rows."""
+        sums: list[Any] = []
+        for first in range(0, len(x_places), 4):
+            some = slice(first, first + 4)
+            sums += self.few_products(values, x_places[some], terms[some])
+        return sums
 
-    @intrinsic
-    def decode(
-        typing: Any, words: Any, shift: Any, mask: Any, scales: Any, offsets: Any, out: Any
-    ) -> Any:
-        addresses = types.int64
-        word = types.uint32
-        return types.void(addresses, word, word, addresses, addresses, addresses), generate
+    def few_products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
+        """The same of at most four rows: a loop over words.
 
-    return decode
+        In one long block of code LLVM would multiply one row after the other, with all codes in
+        memory, because there are more than registers.
+        """
+        sums = [words(0)] * len(terms)
+        if not self.has_offsets:
+            sums = [self.splat(self.load(term, WORD_TYPE)) for term in terms]
+
+        def body(word: Any, sums: list[Any]) -> list[Any]:
+            packed = self.load(self.moved(values, word, LINE), WORDS)
+            places = [self.moved(x, word, 2 * WORD) for x in x_places]
+            for at, codes in self.pairs(packed):
+                own = [self.splat(self.load(place, WORD_TYPE, at)) for place in places]
+                sums = [self.add_products(*each, codes) for each in zip(sums, own, strict=True)]
+                if len(sums) > 1:
+                    sums = [self.ordered(each) for each in sums]
+            return sums
+
+        return self.loop(long(self.bits), sums, body)
+
+    def pairs(self, packed: Any) -> Iterator[tuple[int, Any]]:
+        """Pairs of codes of a word, and how many bytes behind the word's activations theirs are."""
+        shorts = ir.VectorType(ir.IntType(16), 2 * PANEL)
+        eight = ir.Constant(shorts, [8] * 2 * PANEL)
+        for part, codes in enumerate(self.codes(packed)):
+            yield BLOCK * part, self.builder.and_(codes, words(0x00FF00FF))
+            odd = self.builder.lshr(self.builder.bitcast(codes, shorts), eight)
+            yield BLOCK * part + WORD, self.builder.bitcast(odd, WORDS)
+
+    def codes(self, packed: Any) -> list[Any]:
+        """The codes in the bytes of words, or in their lower and in their upper halves."""
+        if self.bits == 8:
+            return [packed]
+        upper = self.builder.lshr(packed, words(4))
+        codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (packed, upper)]
+        return [self.levels(each) for each in codes] if self.has_levels else codes
+
+    def levels(self, codes: Any) -> Any:
+        """The levels of 64 codes in bytes. The instruction has a table for each 16 of them."""
+        table = ir.Constant(_HALF_BYTES, LINE // 2 // len(UNSIGNED_LEVELS) * UNSIGNED_LEVELS)
+        numbers = [self.builder.bitcast(each, _HALF_BYTES) for each in self.halves_of(codes)]
+        found = [self.call("llvm.x86.avx2.pshuf.b", _HALF_BYTES, table, each) for each in numbers]
+        return self.joined(found)
+
+    def add_products(self, total: Any, own: Any, codes: Any) -> Any:
+        """total + the products of 16 pairs of codes with a pair of activations in each word."""
+        halves = zip(self.halves_of(codes), self.halves_of(own), strict=True)
+        pairs = [[self.builder.bitcast(each, _HALF_SHORTS) for each in both] for both in halves]
+        products = [self.call("llvm.x86.avx2.pmadd.wd", _HALF_WORDS, *both) for both in pairs]
+        return self.builder.add(total, self.joined(products))
+
+    def halves_of(self, vector: Any) -> list[Any]:
+        """The lower and the upper 8 of 16 words."""
+        parts = [list(range(first, first + _HALF)) for first in (0, _HALF)]
+        lanes = [ir.Constant(_HALF_WORDS, part) for part in parts]
+        return [self.builder.shuffle_vector(vector, vector, each) for each in lanes]
+
+    def joined(self, halves: list[Any]) -> Any:
+        """16 words of two halves."""
+        both = [self.builder.bitcast(each, _HALF_WORDS) for each in halves]
+        return self.builder.shuffle_vector(*both, ir.Constant(WORDS, list(range(PANEL))))
+
+    def ordered(self, vector: Any) -> Any:
+        """The same value. LLVM computes what is before this place, and loads what is after it, in
+        this order, and does not unroll the loop around it.
+        """
+        kind = ir.FunctionType(_HALF_WORDS, [_HALF_WORDS])
+        nothing = ir.InlineAsm(kind, "", "=x,0,~{memory}", side_effect=True)
+        halves = [self.builder.call(nothing, [each]) for each in self.halves_of(vector)]
+        return self.joined(halves)
 
 
-def _level_floats(code: _TileCode, numbers: Any) -> Any:
-    """The levels of 16 codes, plus 128, in fp32: a choice by each bit of a code."""
-    builder = code.builder
-    choices = [ir.Constant(_FLOATS, [float(level)] * PANEL) for level in _LEVELS]
-    for bit in range(4):
-        is_set = builder.icmp_unsigned("!=", builder.and_(numbers, _words(1 << bit)), _words(0))
-        pairs = zip(choices[::2], choices[1::2], strict=True)
-        choices = [builder.select(is_set, one, zero) for zero, one in pairs]
-    return choices[0]
+@subroutine
+def store_pairs(block: Any, j: Any, number: Any) -> None:
+    """An integer of a block of activations. Of four, the first and the third are a pair."""
+    word = j // WORD * WORD
+    int16_at(block, BLOCK)[word + j % 2 * 2 + (j - word) // 2] = np.int16(number)
 
 
-decode_codes = _new_decoder(has_levels=False)
-decode_levels = _new_decoder(has_levels=True)
+# --- any processor --------------------------------------------------------------------------------
 
 
-# --- without the instruction ----------------------------------------------------------------------
+@subroutine
+def store_integer(block: Any, j: Any, number: Any) -> None:
+    """An integer of a block of activations."""
+    int16_at(block, BLOCK)[j] = np.int16(number)
 
 
 @inline
@@ -331,7 +316,7 @@ def loop_tile(
     halves = bfloat16_at(scales, blocks * kinds * PANEL)
     for row in range(rows):
         result = float32_at(out + stride * row, PANEL)
-        own = int8_at(x + 2 * BLOCK * blocks * row, 2 * BLOCK * blocks)
+        own = int16_at(x + 2 * BLOCK * blocks * row, BLOCK * blocks)
         own_scales = float32_at(x_scales + 4 * blocks * row, blocks)
         terms = int32_at(x_terms + 4 * blocks * row, blocks)
         float_terms = float32_at(x_terms + 4 * blocks * row, blocks)
@@ -347,12 +332,140 @@ def loop_tile(
                     for byte in range(WORD):
                         code = (np.int32(codes[place + byte]) >> shift) & mask
                         if has_levels:
-                            code = np.int32(_LEVELS[code])
-                        at = 2 * BLOCK * block + WORD * word + byte
-                        number = 256 * np.int32(own[at]) + np.int32(own[at + BLOCK])
+                            code = np.int32(UNSIGNED_LEVELS[code])
+                        number = np.int32(own[BLOCK * block + WORD * word + byte])
                         products += np.int32(code) * number
                 at = block * kinds * PANEL + lane
                 total += F(products) * half_to_float(halves[at]) * own_scales[block]
                 if has_offsets:
                     total += half_to_float(halves[at + PANEL]) * float_terms[block]
             result[lane] = total
+
+
+def new_loop(bits: int, *, has_offsets: bool = False, has_levels: bool = False) -> Any:
+    """The loop as a function like that of `new_tile`."""
+
+    @subroutine
+    def loop(
+        rows: Any,
+        values: Any,
+        scales: Any,
+        blocks: Any,
+        x: Any,
+        x_scales: Any,
+        x_terms: Any,
+        out: Any,
+        stride: Any,
+    ) -> None:
+        kind = (bits, has_offsets, has_levels)
+        loop_tile(rows, *kind, values, scales, blocks, x, x_scales, x_terms, out, stride)
+
+    return loop
+
+
+# --- this processor -------------------------------------------------------------------------------
+
+
+def new_tile(
+    code: type[TileCode], bits: int, *, has_offsets: bool = False, has_levels: bool = False
+) -> Any:
+    """A function tile(rows, values, scales, blocks, x, x_scales, x_terms, out, stride): the
+    products of the 16 rows of a panel and of 8, 4, 2 or 1 rows of activations, quantized by
+    `step_blocks`.
+
+    All but the numbers of rows and blocks are addresses: of the values and scales of the panel, of
+    x (rows, blocks, 64) bytes, x_scales and x_terms (rows, blocks), and of the result (rows, 16)
+    fp32, whose rows are `stride` bytes apart.
+    """
+    eight, four, two, one = (
+        _fixed_tile(code, rows, bits, has_offsets=has_offsets, has_levels=has_levels)
+        for rows in (8, 4, 2, 1)
+    )
+
+    @subroutine
+    def tile(
+        rows: Any,
+        values: Any,
+        scales: Any,
+        blocks: Any,
+        x: Any,
+        x_scales: Any,
+        x_terms: Any,
+        out: Any,
+        stride: Any,
+    ) -> None:
+        if rows == 8:
+            eight(values, scales, blocks, x, x_scales, x_terms, out, stride)
+        elif rows == 4:
+            four(values, scales, blocks, x, x_scales, x_terms, out, stride)
+        elif rows == 2:
+            two(values, scales, blocks, x, x_scales, x_terms, out, stride)
+        else:
+            one(values, scales, blocks, x, x_scales, x_terms, out, stride)
+
+    return tile
+
+
+def _fixed_tile(
+    code: type[TileCode], rows: int, bits: int, *, has_offsets: bool, has_levels: bool
+) -> Any:
+    """The same of so many rows."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        tile = code(builder, rows, bits, has_offsets=has_offsets, has_levels=has_levels)
+        tile.emit(*arguments)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def tile(
+        typing: Any,
+        values: Any,
+        scales: Any,
+        blocks: Any,
+        x: Any,
+        x_scales: Any,
+        x_terms: Any,
+        out: Any,
+        stride: Any,
+    ) -> Any:
+        return types.void(*[types.int64] * 8), generate
+
+    return tile
+
+
+class InstructionSet(NamedTuple):
+    """How a processor with these features, by the names of LLVM, multiplies blocks.
+
+    new_tile: a function of bits and flags that returns a tile, as the function `new_tile`. store: a
+        function of the address of a block of activations (64 bytes), an index and an integer, which
+        it stores where the tile expects it.
+    """
+
+    features: tuple[str, ...]
+    new_tile: Callable[..., Any]
+    store: Any
+
+
+AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
+# The fastest is the first.
+INSTRUCTION_SETS = {
+    "AVX-512 VNNI": InstructionSet(AVX512, partial(new_tile, Avx512Tile), store_bytes),
+    "AVX2": InstructionSet(("avx2", "fma", "f16c"), partial(new_tile, Avx2Tile), store_pairs),
+    "none": InstructionSet((), new_loop, store_integer),
+}
+
+
+def supported_instruction_sets() -> list[str]:
+    """The names of those that this processor has. Every one has the last."""
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:  # unknown to LLVM
+        features = {}
+    return [
+        name
+        for name, each in INSTRUCTION_SETS.items()
+        if all(features.get(feature, False) for feature in each.features)
+    ]
+
+
+INSTRUCTIONS = INSTRUCTION_SETS[supported_instruction_sets()[0]]

@@ -3,8 +3,9 @@
 Activations are quantized to 16 bits with a scale for each 32 of a row. llama.cpp takes 8 bits, an
 error larger than that of 8 bits of weights. A step for one row waits for the memory anyway. A few
 rows are quantized by each thread that multiplies them, many by an instruction before the matmul.
-Quantized rows (R, K) are, one after the other: (R, K / 32, 2, 32) int8, the upper and the lower
-bytes, their scales (R, K / 32) fp32, and their terms (R, K / 32) of 4 bytes.
+Quantized rows (R, K) are, one after the other: (R, K / 32, 64) bytes of integers, in an order that
+depends on the processor (`block_tile`), their scales (R, K / 32) fp32, and their terms (R, K / 32)
+of 4 bytes.
 
 A library multiplies the rows of a prompt, in bf16 and in parts of the outputs: `dequantize_panel`.
 """
@@ -14,23 +15,14 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import (
-    HAS_VNNI,
-    LINE,
-    TILE_ROWS,
-    decode_codes,
-    decode_levels,
-    half_to_float,
-    loop_tile,
-    new_tile,
-)
+from trifold.fast.block_decode import decode_codes, decode_levels
+from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS, half_to_float
 from trifold.fast.block_weight import BLOCK, PANEL, WORD
 from trifold.fast.intrinsics import (
     allocate,
     bfloat16_at,
     float32_at,
     float32_matrix_at,
-    int8_at,
     int32_at,
     release,
 )
@@ -44,6 +36,7 @@ from trifold.fast.loops import (
 )
 from trifold.fast.step_linear import finish
 
+store_integer = INSTRUCTIONS.store
 outputs_per_block_task = subroutine(ins.outputs_per_block_task)
 
 
@@ -73,8 +66,7 @@ def quantize_blocks(op: Any, row: int, memory: int) -> None:
     for block in range(blocks):
         start = row * inputs + block * BLOCK
         x = float32_at(op.x + 4 * start, BLOCK)
-        upper = int8_at(memory + 2 * start, BLOCK)
-        lower = int8_at(memory + 2 * start + BLOCK, BLOCK)
+        integers = memory + 2 * start
         largest = magnitude(F(0))
         for j in range(BLOCK):
             largest = max(largest, magnitude(x[j]))
@@ -83,9 +75,7 @@ def quantize_blocks(op: Any, row: int, memory: int) -> None:
         total = np.int32(0)
         for j in range(BLOCK):
             number = to_int(x[j] * factor)
-            high = np.int32((number + np.int32(128)) >> np.int32(8))
-            upper[j] = np.int8(high)
-            lower[j] = np.int8(number - np.int32(256) * high)
+            store_integer(integers, j, number)
             total += number
         scales[block] = scale
         if zero == 0:
@@ -117,54 +107,11 @@ def release_rows(op: Any, memory: int) -> None:
 
 def _tile_of(kind: int) -> Any:
     """A function that multiplies 8, 4, 2 or 1 rows with a panel of this kind of weights."""
-    bits = ins.BLOCK_BITS[kind]
-    has_offsets = ins.ZERO_CODES[kind] == 0
-    has_levels = kind == ins.BLOCK4_LEVELS
-    if not HAS_VNNI:
-
-        @subroutine
-        def loop(
-            rows: Any,
-            values: Any,
-            scales: Any,
-            blocks: Any,
-            x: Any,
-            x_scales: Any,
-            x_terms: Any,
-            out: Any,
-            stride: Any,
-        ) -> None:
-            kind = (bits, has_offsets, has_levels)
-            loop_tile(rows, *kind, values, scales, blocks, x, x_scales, x_terms, out, stride)
-
-        return loop
-    eight, four, two, one = (
-        new_tile(rows, bits, has_offsets=has_offsets, has_levels=has_levels)
-        for rows in (8, 4, 2, 1)
+    return INSTRUCTIONS.new_tile(
+        ins.BLOCK_BITS[kind],
+        has_offsets=ins.ZERO_CODES[kind] == 0,
+        has_levels=kind == ins.BLOCK4_LEVELS,
     )
-
-    @subroutine
-    def tile(
-        rows: Any,
-        values: Any,
-        scales: Any,
-        blocks: Any,
-        x: Any,
-        x_scales: Any,
-        x_terms: Any,
-        out: Any,
-        stride: Any,
-    ) -> None:
-        if rows == 8:
-            eight(values, scales, blocks, x, x_scales, x_terms, out, stride)
-        elif rows == 4:
-            four(values, scales, blocks, x, x_scales, x_terms, out, stride)
-        elif rows == 2:
-            two(values, scales, blocks, x, x_scales, x_terms, out, stride)
-        else:
-            one(values, scales, blocks, x, x_scales, x_terms, out, stride)
-
-    return tile
 
 
 _eight_bits, _four_bits, _eight_bits_offsets, _four_bits_offsets, _levels = map(

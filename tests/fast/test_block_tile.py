@@ -1,0 +1,104 @@
+"""The inner loop of matmuls with weights in blocks, by every instruction set of this processor."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from trifold.fast.block_weight import LEVELS, BlockWeight
+
+pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
+
+from numba import njit
+
+from trifold.fast.block_tile import INSTRUCTION_SETS, supported_instruction_sets
+
+BLOCKS = 3
+LARGEST = 127 * 256 + 127
+# Bits, whether there are offsets, and levels.
+KINDS = {
+    "8 bits": (8, False, False),
+    "8 bits with offsets": (8, True, False),
+    "4 bits": (4, False, False),
+    "4 bits with offsets": (4, True, False),
+    "levels": (4, False, True),
+}
+Array = NDArray[Any]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("instructions", supported_instruction_sets())
+def test_the_sums_of_a_block_are_exact(instructions: str, kind: str) -> None:
+    generator = np.random.default_rng(0)
+    bits, has_offsets, has_levels = KINDS[kind]
+    codes = generator.integers(0, 2**bits, (16, BLOCKS, 32))
+    codes[3] = 2**bits - 1
+    # Powers of two: a product with them is not rounded.
+    scales, offsets = np.exp2(generator.integers(-3, 4, (2, 16, BLOCKS)))
+    weight = weight_of(codes, scales, offsets, kind)
+    values = np.array(LEVELS)[codes] + 128 if has_levels else codes
+    multiply = tiles_of(instructions, kind)
+    for rows in (1, 2, 4, 8):
+        x = generator.integers(-LARGEST, LARGEST + 1, (rows, BLOCKS, 32))
+        x[-1] = -LARGEST - 1
+        terms = generator.integers(-(2**20), 2**20, (rows, BLOCKS))
+        # Only one block of a row is not 0, so that a sum is rounded once.
+        others = np.arange(rows)[:, None] % BLOCKS != np.arange(BLOCKS)
+        x[others] = 0
+        terms[others] = 0
+        x_scales = np.exp2(generator.integers(-9, 1, (rows, BLOCKS)))
+        sums = np.einsum("nbk,rbk->rnb", values, x)
+        if not has_offsets:
+            sums += terms[:, None]
+        expected = (sums.astype(np.float32) * scales * x_scales[:, None]).sum(-1)
+        if has_offsets:
+            expected += (offsets * terms[:, None]).sum(-1)
+        out = multiply(weight, x, x_scales, terms)
+        np.testing.assert_array_equal(out, expected.astype(np.float32))
+
+
+def weight_of(codes: Array, scales: Array, offsets: Array, kind: str) -> BlockWeight:
+    """The matrix of this kind (16, 32 · blocks), of codes (16, blocks, 32)."""
+    bits, has_offsets, has_levels = KINDS[kind]
+    if bits == 4:
+        codes = codes[..., :16] | codes[..., 16:] << 4
+    halves = [torch.from_numpy(each).half() for each in (scales, offsets)]
+    return BlockWeight.from_codes(
+        torch.from_numpy(codes).to(torch.uint8),
+        halves[0],
+        halves[1] if has_offsets else None,
+        has_levels=has_levels,
+    )
+
+
+def tiles_of(instructions: str, kind: str) -> Callable[..., Array]:
+    """A function of a weight, integers (rows, blocks, 32), scales and terms (rows, blocks) that
+    returns their products (rows, 16) fp32.
+    """
+    bits, has_offsets, has_levels = KINDS[kind]
+    own = INSTRUCTION_SETS[instructions]
+    store = own.store
+    tile = own.new_tile(bits, has_offsets=has_offsets, has_levels=has_levels)
+
+    @njit
+    def compiled(v, s, numbers, x, x_scales, terms, out):  # type: ignore[no-untyped-def]
+        rows, blocks, width = numbers.shape
+        for row in range(rows):
+            for block in range(blocks):
+                for j in range(width):
+                    store(x + 64 * (row * blocks + block), j, np.int32(numbers[row, block, j]))
+        tile(rows, v, s, blocks, x, x_scales, terms, out, 64)
+
+    def multiply(weight: BlockWeight, numbers: Array, x_scales: Array, terms: Array) -> Array:
+        x = np.zeros((*numbers.shape[:2], 64), np.uint8)
+        out = np.zeros((len(numbers), 16), np.float32)
+        x_scales = x_scales.astype(np.float32)
+        terms = terms.astype(np.float32 if has_offsets else np.int32)
+        places = [each.ctypes.data for each in (x, x_scales, terms, out)]
+        compiled(weight.values.data_ptr(), weight.scales.data_ptr(), numbers, *places)
+        return out
+
+    return multiply
