@@ -438,7 +438,7 @@ class _Vector:
         return self._new(_call(self.builder, "llvm.fabs.v16f32", _FLOATS, self.value))
 
     def exp2(self) -> _Vector:
-        """2^self to a relative error of 3e-6, if it is at most 0. Below -126 it stays at 1e-38."""
+        """2^self to a relative error of 4e-6, if it is at most 0. Below -126 it stays at 1e-38."""
         x = self.at_least(-126.0)
         whole = self._new(_call(self.builder, "llvm.floor.v16f32", _FLOATS, (x + 0.5).value))
         p = (x - whole).polynomial(
