@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from trifold import fast
 from trifold.fast import decoding_step, layers, token_step
-from trifold.fast.block_weight import BlockWeight
-from trifold.fast.int8 import Int8Weight
+from trifold.fast.block_weight import BlockWeight, blocks_of
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.token_step import TokenStep, Unsupported, next_logits
 from trifold.generate import GenerationConfig, generate_tokens
@@ -57,14 +56,14 @@ UNSUPPORTED: dict[str, dict[str, object]] = {
 def random_blocks(matrix: Tensor, *, has_offsets: bool) -> BlockWeight:
     """Random blocks of 4 bits, of the shape of a matrix."""
     rows, columns = matrix.shape
-    codes = torch.randint(256, (rows, columns // 32, 16), dtype=torch.uint8)
-    scales = (torch.rand(rows, columns // 32) / 50).half()
+    blocks = blocks_of(columns)
+    codes = torch.randint(256, (rows, blocks, 16), dtype=torch.uint8)
+    scales = (torch.rand(rows, blocks) / 50).half()
     offsets = (-7 * scales.float()).half() if has_offsets else None
-    return BlockWeight.from_codes(codes, scales, offsets)
+    return BlockWeight.from_codes(codes, scales, offsets, inputs=columns)
 
 
 WEIGHTS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
-    "int8": Int8Weight.quantize,
     "blocks of 8 bits": lambda matrix: BlockWeight.quantize(matrix, 8),
     "blocks of levels": lambda matrix: BlockWeight.quantize(matrix, 4),
     "blocks of 4 bits": lambda matrix: random_blocks(matrix, has_offsets=False),
@@ -152,12 +151,14 @@ def test_a_program_computes_the_bits_of_the_operators(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("new", WEIGHTS.values(), ids=WEIGHTS)
+@pytest.mark.parametrize("width", [64, 40])
 def test_tables_of_all_types_have_instructions(
     monkeypatch: pytest.MonkeyPatch,
     new: Callable[[Tensor], QuantizedWeight],
     dtype: torch.dtype,
+    width: int,
 ) -> None:
-    model = new_model({}, dtype)
+    model = new_model({"d_model": width}, dtype)
     quantize(model, new)
     model.to(dtype)
     runs = runs_of(monkeypatch)

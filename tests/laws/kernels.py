@@ -34,7 +34,6 @@ FOLDER = Path(__file__).parent
 COUNTS: Counter[str] = Counter()  # of this process
 TYPES = ("float32", "bfloat16")  # in which a kernel must run, unless PRECISIONS says otherwise
 PRECISIONS: dict[str, tuple[str, ...]] = {
-    "few_row_linear": (*TYPES, "int8"),
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
     "block_linear": ("bfloat16",),
@@ -52,14 +51,15 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "dequantize_rows": ("bfloat16",),
     "requantize_gelu": ("float32",),  # no array of bf16
     "CompiledDecoder.run": tuple(
-        f"{each}{by}" for each in (*TYPES, "int8") for by in ("", " by a library")
+        f"{each}{rows}" for each in (*TYPES, "blocks") for rows in ("", " of many rows")
     ),
     "_LinearCrossEntropy.backward": ("float32",),  # the gradient of a loss
     "onednn_linear": ("float32",),
     "_OnednnLinear.forward": ("float32",),
     "_OnednnLinear.backward": ("float32",),
-    "MATMUL": (*TYPES, "int8"),
     "NORM": ("float32",),
+    "QUANTIZE": ("bfloat16",),
+    "DEQUANTIZE": ("bfloat16",),  # float32: of a head
     "ROUND": ("bfloat16",),
 }
 # The classes that execute a decoding step.
@@ -229,14 +229,8 @@ def _precision(kernel: str, args: tuple[Any, ...]) -> str:
     from torch import Tensor
 
     if kernel.endswith("CompiledDecoder.run"):
-        decoder = args[0]
-        if decoder.uses_library:
-            dtype = decoder.matmuls[0][0].weight.dtype
-            return f"{str(dtype).removeprefix('torch.')} by a library"
-        from trifold.fast.instruction import MATMUL
-
-        program = decoder.program
-        return ("float32", "bfloat16", "int8")[max(program["dtype"][program["opcode"] == MATMUL])]
+        rows = " of many rows" if args[0].uses_library else ""
+        return _weights_of(args[0]) + rows
     if kernel.endswith("TokenStep.run"):
         return str(args[0].dtype).removeprefix("torch.")
     flat = [each for arg in args for each in (arg if isinstance(arg, list | tuple) else (arg,))]
@@ -246,6 +240,18 @@ def _precision(kernel: str, args: tuple[Any, ...]) -> str:
         return "bfloat16" if any(each.dtype == np.uint16 for each in arrays) else "float32"
     tensors = [each for each in flat if isinstance(each, Tensor) and each.is_floating_point()]
     return str(tensors[0].dtype).removeprefix("torch.") if tensors else "none"
+
+
+def _weights_of(decoder: Any) -> str:
+    """What the matrices of a compiled decoder are: blocks, or their type."""
+    from trifold.fast.instruction import BLOCK_MATMUL, MATMUL
+
+    program = decoder.program
+    if (program["opcode"] == BLOCK_MATMUL).any():
+        return "blocks"
+    if decoder.uses_library:
+        return str(decoder.matmuls[0][0].weight.dtype).removeprefix("torch.")
+    return TYPES[max(program["dtype"][program["opcode"] == MATMUL])]
 
 
 def count_kernels(patch: pytest.MonkeyPatch) -> None:

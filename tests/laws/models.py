@@ -16,7 +16,7 @@ from tests.models import add_noise
 from torch import Tensor
 from torch.nn import Parameter
 
-from trifold.fast.int8 import Int8Weight
+from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub.fill import fill_model
 from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer
 from trifold.nn.packing import Packing
@@ -85,7 +85,7 @@ def dequantized_of(name: str, dtype: torch.dtype = torch.float32) -> Transformer
     """A model with the values of `int8_model_of` as parameters."""
     model, values = new_model(config_of(name)), dict[str, Tensor]()
     for title, module in int8_model_of(name).named_modules():
-        if isinstance(module, Int8Weight):
+        if isinstance(module, QuantizedWeight):
             values[title] = module.dequantize()
     with torch.no_grad():
         for title, value in values.items():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, is_eager_cpu
-from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
+from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight, blocks_of
 from trifold.fast.instruction import BLOCK_DEQUANTIZE, BLOCK_QUANTIZE, FEW_ROWS, INSTRUCTION
 from trifold.fast.thread_pool import (
     Field,
@@ -81,9 +81,10 @@ def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> 
     out = torch.empty(len(rows), outputs, dtype=rows.dtype)
     bias = None if bias is None else bias.to(rows.dtype)
     kind = matmul_fields(weight)["dtype"]
-    decoded = torch.empty(inputs, min(COLUMNS, PANEL * len(weight.values)), dtype=torch.bfloat16)
+    columns = min(COLUMNS, PANEL * len(weight.values))
+    decoded = torch.empty(BLOCK * blocks_of(inputs), columns, dtype=torch.bfloat16)
     sizes: dict[str, Field] = {"opcode": BLOCK_DEQUANTIZE, "dtype": kind, "inputs": inputs}
-    sizes["outputs"] = decoded.shape[1]
+    sizes["outputs"] = columns
     for first in range(0, outputs, COLUMNS):
         panels = slice(first // PANEL, (first + COLUMNS) // PANEL)
         values = weight.values[panels]
@@ -94,7 +95,7 @@ def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> 
         }
         execute_one(**sizes, **part, out=decoded)
         end = min(first + COLUMNS, outputs)
-        matrix = decoded[:, : end - first]
+        matrix = decoded[:inputs, : end - first]
         if bias is None:
             out[:, first:end] = rows @ matrix
         else:
@@ -104,4 +105,4 @@ def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> 
 
 def quantized_bytes(rows: int, inputs: int) -> int:
     """The memory of quantized rows, see `step_blocks`."""
-    return rows * (2 * inputs + 8 * (inputs // BLOCK))
+    return rows * blocks_of(inputs) * (2 * BLOCK + 8)

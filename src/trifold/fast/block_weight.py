@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from trifold.fast.quantized_weight import QuantizedWeight, wide
 
@@ -26,15 +27,16 @@ LARGEST = (-127, -137, 113, -108, -122, 120)
 
 class BlockWeight(QuantizedWeight):
     """A matrix (N, K) ≈ scale · (code - zero), scale · code + offset, or scale · level[code], of
-    blocks of 32 columns.
+    blocks of 32 columns. The last block of a row is padded if its columns are fewer.
 
-    values: (N / 16, K / 32, words, 16, 4) bytes. Rows are read 16 at a time: of each block, first 4
+    values: (N / 16, blocks, words, 16, 4) bytes. Rows are read 16 at a time: of each block, first 4
         codes of each of the rows, then the next 4. In 8 bits a block has 8 words. In 4 bits it has
         4: the lower halves of its bytes are its first 16 codes, the upper halves the others.
-    scales: (N / 16, K / 32, 1 or 2, 16) float16, the scale of each row and, if there are two, its
+    scales: (N / 16, blocks, 1 or 2, 16) float16, the scale of each row and, if there are two, its
         offset. Without offsets, the code of 0 is 128 (in 8 bits) or 8.
     has_levels: whether codes, of 4 bits, are numbers of LEVELS.
-    shape: (N, K). K is a multiple of 32; rows that fill the last 16 have scales of 0.
+    shape: (N, K). Rows that fill the last 16 have scales of 0. Codes that fill the last block of a
+        row are of no column: activations have zeros there.
     dtype: the type of the original matrix and of the results.
     """
 
@@ -68,13 +70,17 @@ class BlockWeight(QuantizedWeight):
         dtype: torch.dtype = torch.float32,
         *,
         has_levels: bool = False,
+        inputs: int | None = None,
     ) -> BlockWeight:
-        """The matrix of codes (N, K / 32, 32 or 16) uint8 and scales and offsets (N, K / 32)
+        """The matrix of codes (N, blocks, 32 or 16) uint8 and scales and offsets (N, blocks)
         float16.
 
-        16 bytes hold 32 codes of 4 bits, the first 16 in their lower halves.
+        16 bytes hold 32 codes of 4 bits, the first 16 in their lower halves. inputs: K, by default
+        all columns of the blocks.
         """
         rows, blocks, size = codes.shape
+        if inputs is None:
+            inputs = BLOCK * blocks
         panels = -(-rows // PANEL)
         kinds = 1 if offsets is None else 2
         values = codes.new_empty(panels, blocks, size // WORD, PANEL, WORD)
@@ -85,7 +91,7 @@ class BlockWeight(QuantizedWeight):
         for kind, numbers in enumerate((scales, offsets)[:kinds]):
             assert numbers is not None
             packed[:, :, kind] = _whole_panels(numbers).transpose(1, 2)
-        return cls(values, packed, (rows, BLOCK * blocks), dtype, has_levels=has_levels)
+        return cls(values, packed, (rows, inputs), dtype, has_levels=has_levels)
 
     @classmethod
     def from_q8_0(
@@ -134,7 +140,7 @@ class BlockWeight(QuantizedWeight):
         Raises ValueError for values that are not finite or too large for a float16 scale.
         """
         rows, inputs = matrix.shape
-        blocks = inputs // BLOCK
+        blocks = blocks_of(inputs)
         codes = torch.empty(
             rows, blocks, BLOCK * bits // 8, dtype=torch.uint8, device=matrix.device
         )
@@ -144,7 +150,7 @@ class BlockWeight(QuantizedWeight):
         problem = f"has values that are not finite or too large for {bits} bits"
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            x = matrix[part].float().reshape(-1, BLOCK)
+            x = _whole_blocks(matrix[part].float()).reshape(-1, BLOCK)
             if not x.isfinite().all():
                 raise ValueError(problem)
             part_codes, part_scales = encode(x)
@@ -152,7 +158,8 @@ class BlockWeight(QuantizedWeight):
             scales[part] = part_scales.view_as(scales[part])
         if not scales.isfinite().all():
             raise ValueError(problem)
-        return cls.from_codes(codes, scales, dtype=dtype or matrix.dtype, has_levels=bits == 4)
+        dtype = dtype or matrix.dtype
+        return cls.from_codes(codes, scales, dtype=dtype, has_levels=bits == 4, inputs=inputs)
 
     # --- a weight ---------------------------------------------------------------------------------
 
@@ -185,7 +192,7 @@ class BlockWeight(QuantizedWeight):
 
     def dequantize(self) -> Tensor:
         """The matrix (N, K) in `dtype`."""
-        return self._float_rows(slice(None))[: len(self)].to(self.dtype)
+        return self._float_rows(slice(None))[: len(self)].to(self.dtype).contiguous()
 
     def rows(self, indices: Tensor) -> Tensor:
         """The rows at indices (...) -> (..., K)."""
@@ -216,18 +223,24 @@ class BlockWeight(QuantizedWeight):
 
     def _floats(self, codes: Tensor, scales: Tensor) -> Tensor:
         """The values (..., K) in fp32 of codes (..., blocks, words, 4) and of scales and offsets
-        (..., blocks, 1 or 2), in the order of arithmetic of the `gguf` package.
+        (..., blocks, 1 or 2).
+        """
+        return self._decoded(codes, scales).flatten(-2)[..., : self.shape[1]]
+
+    def _decoded(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """The same values by block (..., blocks, 32), in the order of arithmetic of the `gguf`
+        package.
         """
         if self.bits == 4:
             codes = torch.cat([codes & 15, codes >> 4], -2)
         if self.has_levels:
             levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
             numbers = _looked_up(levels, codes.flatten(-2).int())
-            return (numbers * scales.float()).flatten(-2)
+            return numbers * scales.float()
         numbers = codes.flatten(-2).float()
         if self.has_offsets:
-            return (numbers * scales[..., :1].float() + scales[..., 1:].float()).flatten(-2)
-        return ((numbers - ZERO_CODES[self.bits]) * scales.float()).flatten(-2)
+            return numbers * scales[..., :1].float() + scales[..., 1:].float()
+        return (numbers - ZERO_CODES[self.bits]) * scales.float()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()} in {self.bits} bits"
@@ -254,6 +267,19 @@ class _Product(torch.autograd.Function):
             first = part.start * PANEL
             d_x += z[..., first : first + len(rows)] @ rows
         return d_x.to(g.dtype), None
+
+
+def blocks_of(inputs: int) -> int:
+    """The blocks of a row of so many columns."""
+    return (inputs + BLOCK - 1) // BLOCK
+
+
+def _whole_blocks(x: Tensor) -> Tensor:
+    """x (N, K), with columns of zeros that fill the last block."""
+    missing = -x.shape[1] % BLOCK
+    if missing:
+        x = F.pad(x, (0, missing))
+    return x
 
 
 def _whole_panels(x: Tensor) -> Tensor:

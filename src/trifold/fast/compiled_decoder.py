@@ -18,9 +18,7 @@ from trifold.fast import instruction as ins
 from trifold.fast.beam_index import current_index
 from trifold.fast.block_linear import quantized_bytes
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.int8 import Int8Weight
 from trifold.fast.matmul import repeated_linear
-from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -48,21 +46,17 @@ def sublayers(block: Any) -> list[Any]:
 
 
 class Matmul(NamedTuple):
-    """A matmul of a library: x (R, K) and weight (N, K) of one type; in int8 weight is (K, N).
+    """A matmul of a library: x (R, K) and weight (N, K) of one type.
 
-    finish: the instruction that reads its result. sums: a buffer (R, N) for the int32 results of
-    int8.
+    finish: the instruction that reads its result.
     """
 
     finish: int
     x: Tensor
     weight: Tensor
-    sums: Tensor | None
 
     def execute(self, rows: int) -> Tensor:
-        """The products (R, N) of the first `rows` of x; of int8 their int32 sums."""
-        if self.sums is not None:
-            return torch._int_mm(self.x[:rows], self.weight, out=self.sums[:rows])
+        """The products (R, N) of the first `rows` of x."""
         return repeated_linear(self.x[:rows], self.weight)
 
 
@@ -116,8 +110,8 @@ class CompiledDecoder:
         # The matmuls of the library that are executed together, before the instruction that
         # finishes the first of them.
         self.matmuls: list[list[Matmul]] = []
-        # The last x that was converted, its copy in the type of the weights, and its scales.
-        self.converted: tuple[Tensor, Tensor, Tensor | None] | None = None
+        # The last x that was converted, and its copy in the type of the weights.
+        self.converted: tuple[Tensor, Tensor] | None = None
         # The same for weights in blocks: x, the code of 0, and the quantized rows.
         self.quantized: tuple[Tensor, int, Tensor] | None = None
         self.x, self.normed, self.exit = (
@@ -214,51 +208,31 @@ class CompiledDecoder:
         self._add(out, **fields, x=self.quantized[2])
 
     def _add_library_matmul(
-        self, weight: Weight, x: Tensor, out: Tensor, fields: dict[str, Field]
+        self, weight: Tensor, x: Tensor, out: Tensor, fields: dict[str, Field]
     ) -> None:
         """Multiply by the library, and finish its result.
 
         A matmul that does not wait runs together with the one before it, if that is of the library.
         """
         follows = bool(self.matmuls) and self.matmuls[-1][-1].finish == len(self.fields) - 1
-        x, scales = self._convert(x, weight)
+        x = self._convert(x, weight)
         if fields["waits"] or not follows:
             self.matmuls.append([])
-        outputs = weight.shape[0]
-        fields |= {"outputs": outputs}
-        if isinstance(weight, Int8Weight):
-            matrix = weight.values.t()
-            # Results overwrite their sums, unless they are combined with the current output.
-            in_place = fields["mode"] == ins.SET
-            sums = out.view(torch.int32) if in_place else self._buffer("sums", outputs, torch.int32)
-            fields |= {"opcode": ins.DEQUANTIZE, "dtype": ins.FLOAT32}
-            fields |= {"weight": scales, "scales": weight.scales}
-        else:
-            assert isinstance(weight, Tensor)
-            matrix = weight
-            sums = None
-            fields |= {"opcode": ins.FINISH, "dtype": DTYPES[weight.dtype]}
-        self.matmuls[-1].append(Matmul(len(self.fields), x, matrix, sums))
+        fields |= {"opcode": ins.FINISH, "dtype": DTYPES[weight.dtype], "outputs": len(weight)}
+        self.matmuls[-1].append(Matmul(len(self.fields), x, weight))
         self._add(out, **fields)
 
-    def _convert(self, x: Tensor, weight: Weight) -> tuple[Tensor, Tensor | None]:
-        """x in the type of a weight, unless it already is converted, and the scales of int8."""
-        if weight.dtype is torch.float32 and not isinstance(weight, Int8Weight):
-            return x, None
+    def _convert(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x in the type of a weight, unless it already is converted."""
+        if weight.dtype is torch.float32:
+            return x
         if self.converted is not None and self.converted[0] is x:
-            return self.converted[1:]
+            return self.converted[1]
         width = x.shape[1]
-        scales = None
-        if isinstance(weight, Int8Weight):
-            copy = self._buffer("int8", width, torch.int8)
-            scales = self._buffer(f"scales {len(self.matmuls)}", 1)
-            fields: dict[str, Field] = {"opcode": ins.QUANTIZE, "dtype": ins.FLOAT32}
-        else:
-            copy = self._buffer("bf16", width, torch.bfloat16)
-            fields = {"opcode": ins.ROUND, "dtype": ins.BFLOAT16}
-        self._add(copy, **fields, inputs=width, x=x, scales=scales)
-        self.converted = x, copy, scales
-        return copy, scales
+        copy = self._buffer("bf16", width, torch.bfloat16)
+        self._add(copy, opcode=ins.ROUND, dtype=ins.BFLOAT16, inputs=width, x=x)
+        self.converted = x, copy
+        return copy
 
     def _add_block(self, block: Any) -> None:
         parts = sublayers(block)

@@ -2,9 +2,9 @@
 
 The stack is translated into instructions once per cache (compiled_decoder.py) and executed by
 interpreter.py; a library multiplies more than FEW_ROWS rows. The plain step runs for everything
-that is not supported: many rows in automatic casts, or with int8 weights of encoders in fp32;
-gradients; windows over padded rows; masks with other rules; unknown blocks and modules; hooks; and
-stacks with fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
+that is not supported: many rows in automatic casts; quantized weights other than blocks; gradients;
+windows over padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with
+fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu, prepare_interpreter
-from trifold.fast.block_weight import BlockWeight
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES, FEW_ROWS
-from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
@@ -140,7 +138,7 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     return (
         _has_known_wiring(stack)
         and _are_supported_weights(weights)
-        and (x.shape[0] <= FEW_ROWS or _library_multiplies(weights, x))
+        and (x.shape[0] <= FEW_ROWS or not is_autocast(x))
         and all(_has_instructions(module) for module in _modules(stack))
         and _stores_readable_keys(cache)
         and compiled_interpreter() is not None
@@ -163,19 +161,6 @@ def _are_supported_weights(weights: list[Any]) -> bool:
     """Whether they are readable, and so many that the translation takes less time than it saves."""
     count = sum(weight.shape[0] * weight.shape[1] for weight in weights)
     return count >= MIN_WEIGHTS and all(is_readable(weight) for weight in weights)
-
-
-def _library_multiplies(weights: list[Any], x: Tensor) -> bool:
-    """Whether a library multiplies many rows: floating-point weights, or int8 weights exactly.
-    Instructions multiply weights in blocks.
-    """
-    if is_autocast(x):
-        return False
-    others = [weight for weight in weights if not isinstance(weight, BlockWeight)]
-    is_int8 = [isinstance(weight, Int8Weight) for weight in others]
-    if any(is_int8):
-        return all(is_int8) and x.dtype is torch.bfloat16 and int_mm_is_exact()
-    return True
 
 
 def _modules(stack: Stack) -> Iterator[nn.Module]:

@@ -11,8 +11,8 @@ import numpy as np
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
 BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE, BLOCK_LAYOUT = 7, 8, 9, 10
 EMBED, BLOCK_EMBED, SCALE = 11, 12, 13
-FLOAT32, BFLOAT16, INT8 = 0, 1, 2
-ITEM_BYTES = (4, 2, 1)
+FLOAT32, BFLOAT16 = 0, 1
+ITEM_BYTES = (4, 2)
 # The kinds of weights in blocks: their bits, and the code (or level) of 0, which those with offsets
 # lack.
 BLOCK8, BLOCK4, BLOCK8_OFFSETS, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(5)

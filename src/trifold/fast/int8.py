@@ -1,4 +1,4 @@
-"""Weights quantized to int8: a quarter of the memory of fp32, and of what a decoding step reads."""
+"""Weights in int8 with a scale for each row, as int8 matmuls of many rows read them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from trifold.fast.quantized_weight import QuantizedWeight, wide
 
 CHUNK = 2**22  # weights quantized at a time, to bound the memory of their fp32 copy
+CACHED = 2**18  # weights converted at a time on a CPU: their copy stays in a cache
 
 
 class Int8Weight(QuantizedWeight):
@@ -127,7 +128,11 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
         ctx.save_for_backward(values, scales)
         z = wide(x)
-        return (torch.matmul(z, values.to(z.dtype).T) * scales).to(x.dtype)
+        rows = len(values)
+        if values.device.type == "cpu":
+            rows = max(1, CACHED // values.shape[1])
+        parts = [torch.matmul(z, part.to(z.dtype).T) for part in values.split(rows)]
+        return (torch.cat(parts, -1) * scales).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

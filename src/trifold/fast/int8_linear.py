@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trifold.fast import as_array, compiled_interpreter, compiled_loops, is_eager_cpu
-from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, FEW_ROWS, QUANTIZE
+from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, QUANTIZE
 from trifold.fast.int8 import Int8Weight, int_mm_is_exact
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.layers import FeedForward, Linear
@@ -46,12 +46,9 @@ def has_hooks(layer: nn.Module) -> bool:
 
 
 def supports_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
-    """Whether x (..., K) is bf16, has more than a few rows and no gradient, and the weight is not
-    small.
-    """
+    """Whether x (..., K) is bf16 and has no gradient, and the weight is not small."""
     return (
         x.dtype is torch.bfloat16
-        and x.numel() > FEW_ROWS * x.shape[-1]
         and weight.shape[0] * weight.shape[1] >= MIN_INT8_WEIGHTS
         and not torch.is_grad_enabled()
         and is_eager_cpu(x)

@@ -108,7 +108,6 @@ def _matrix_at(dtype: Any) -> Any:
 # The matrix (rows, columns) at an address.
 float32_matrix_at = _matrix_at(np.float32)
 bfloat16_matrix_at = _matrix_at(np.uint16)
-int8_matrix_at = _matrix_at(np.int8)
 # The array of `count` elements at an address.
 float32_at = _array_at(np.float32)
 bfloat16_at = _array_at(np.uint16)

@@ -3,9 +3,9 @@ with the same names.
 
 embedding          quantized weights
 linear             few rows: instructions of the interpreter, because PyTorch reads the weight at
-                   half the memory bandwidth or less; many bf16 rows and an int8 weight: int8
-                   matmul, twice as fast as bf16; a weight in blocks: bf16, in parts; many fp32
-                   rows: the library of `matmul`; many bf16 rows: `bfloat16_linear`
+                   half the memory bandwidth or less; bf16 rows and an int8 weight: int8 matmul,
+                   twice as fast as bf16; many rows and a weight in blocks: bf16, in parts; many
+                   fp32 rows: the library of `matmul`; many bf16 rows: `bfloat16_linear`
 linears            one matmul with the stacked weights
 activation_linear  saves the input of the activation instead of its output
 the others         one compiled loop each, in training on a CPU in bf16 and fp32
@@ -122,8 +122,6 @@ def few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     out = torch.empty(*x.shape[:-1], weight.shape[0])
     bias = None if bias is None else bias.detach().float().contiguous()
     x_float = x.detach().float().contiguous()
-    if isinstance(weight, Int8Weight):
-        x_float = weight.scaled(x_float)
     execute_one(
         **matmul_fields(weight), rows=x.numel() // x.shape[-1], x=x_float, out=out, bias=bias
     )

@@ -3,9 +3,9 @@
 Activations are quantized to 16 bits with a scale for each 32 of a row. llama.cpp takes 8 bits, an
 error larger than that of 8 bits of weights. A step for one row waits for the memory anyway. A few
 rows are quantized by each thread that multiplies them, many by an instruction before the matmul.
-Quantized rows (R, K) are, one after the other: (R, K / 32, 64) bytes of integers, in an order that
-depends on the processor (`block_tile`), their scales (R, K / 32) fp32, and their terms (R, K / 32)
-of 4 bytes.
+Quantized rows (R, K) are, one after the other: (R, blocks, 64) bytes of integers, in an order that
+depends on the processor (`block_tile`), their scales (R, blocks) fp32, and their terms (R, blocks)
+of 4 bytes. Zeros fill the last block.
 
 A library multiplies the rows of a prompt, in bf16 and in parts of the outputs: `dequantize_panel`.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from trifold.fast import instruction as ins
 from trifold.fast.block_decode import decode_codes, decode_levels
 from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS, half_to_float
-from trifold.fast.block_weight import BLOCK, PANEL, WORD
+from trifold.fast.block_weight import BLOCK, PANEL, WORD, blocks_of as plain_blocks_of
 from trifold.fast.intrinsics import (
     allocate,
     bfloat16_at,
@@ -38,6 +38,7 @@ from trifold.fast.step_linear import finish
 
 store_integer = INSTRUCTIONS.store
 outputs_per_block_task = subroutine(ins.outputs_per_block_task)
+blocks_of = subroutine(plain_blocks_of)
 
 
 @inline
@@ -57,16 +58,19 @@ def quantize_blocks(op: Any, row: int, memory: int) -> None:
     with codes, or where weights have offsets scale · sum, which is multiplied with them.
     """
     inputs = op.inputs
-    blocks = inputs // BLOCK
+    blocks = blocks_of(inputs)
     zero = np.int32(ins.ZERO_CODES[op.dtype])
-    scales = float32_at(memory + 2 * op.rows * inputs + 4 * row * blocks, blocks)
-    first_term = memory + op.rows * (2 * inputs + 4 * blocks) + 4 * row * blocks
+    scales = float32_at(memory + 2 * BLOCK * op.rows * blocks + 4 * row * blocks, blocks)
+    first_term = memory + op.rows * blocks * (2 * BLOCK + 4) + 4 * row * blocks
     terms = int32_at(first_term, blocks)
     float_terms = float32_at(first_term, blocks)
+    last = _filled_block(op, row)
     for block in range(blocks):
-        start = row * inputs + block * BLOCK
-        x = float32_at(op.x + 4 * start, BLOCK)
-        integers = memory + 2 * start
+        start = op.x + 4 * (row * inputs + block * BLOCK)
+        if last != 0 and block == blocks - 1:
+            start = last
+        x = float32_at(start, BLOCK)
+        integers = memory + 2 * BLOCK * (row * blocks + block)
         largest = magnitude(F(0))
         for j in range(BLOCK):
             largest = max(largest, magnitude(x[j]))
@@ -82,6 +86,26 @@ def quantize_blocks(op: Any, row: int, memory: int) -> None:
             float_terms[block] = scale * F(total)
         else:
             terms[block] = -zero * total
+    if last != 0:
+        release(last)
+
+
+@subroutine
+def _filled_block(op: Any, row: int) -> Any:
+    """The address of new memory with the last block of a row of x and zeros that fill it; 0 if it
+    needs none.
+    """
+    count = op.inputs % BLOCK
+    if count == 0:
+        return 0
+    address = allocate(4 * BLOCK)
+    filled = float32_at(address, BLOCK)
+    x = float32_at(op.x + 4 * ((row + 1) * op.inputs - count), count)
+    for j in range(BLOCK):
+        filled[j] = F(0)
+    for j in range(count):
+        filled[j] = x[j]
+    return address
 
 
 @subroutine
@@ -89,7 +113,7 @@ def quantized_rows(op: Any) -> Any:
     """The address of the quantized rows of x: many are already there."""
     if op.rows > ins.FEW_ROWS:
         return op.x
-    memory = allocate(op.rows * (2 * op.inputs + 8 * (op.inputs // BLOCK)))
+    memory = allocate(op.rows * blocks_of(op.inputs) * (2 * BLOCK + 8))
     for row in range(op.rows):
         quantize_blocks(op, row, memory)
     return memory
@@ -126,7 +150,7 @@ def _multiply_panel(
     """Quantized rows from `first` on, at most 8, times the 16 rows of a panel -> out (rows, 16),
     whose rows are `stride` bytes apart.
     """
-    blocks = op.inputs // BLOCK
+    blocks = blocks_of(op.inputs)
     values = op.weight + panel * blocks * LINE * ins.BLOCK_BITS[op.dtype]
     kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
     scales = op.scales + panel * blocks * 2 * PANEL * kinds
@@ -136,8 +160,8 @@ def _multiply_panel(
         while count > rows - done:
             count //= 2
         row = first + done
-        x = memory + 2 * row * op.inputs
-        x_scales = memory + 2 * op.rows * op.inputs + 4 * row * blocks
+        x = memory + 2 * BLOCK * row * blocks
+        x_scales = memory + 2 * BLOCK * op.rows * blocks + 4 * row * blocks
         x_terms = x_scales + 4 * op.rows * blocks
         target = out + done * stride
         if op.dtype == ins.BLOCK8:
@@ -157,7 +181,8 @@ def _multiply_panel(
 def block_weight_address(op: Any, task: int) -> Any:
     """The address of the values of a task."""
     bits = ins.BLOCK_BITS[op.dtype]
-    return op.weight + task * outputs_per_block_task(op.inputs, bits) * op.inputs * bits // 8
+    row_bytes = blocks_of(op.inputs) * BLOCK * bits // 8
+    return op.weight + task * outputs_per_block_task(op.inputs, bits) * row_bytes
 
 
 @subroutine
@@ -186,8 +211,8 @@ def block_matmul(op: Any, task: int, memory: int) -> None:
 
 @subroutine
 def dequantize_panel(op: Any, panel: int) -> None:
-    """The 16 rows of a panel of the weight -> 16 columns of out (K, outputs) bf16."""
-    blocks = op.inputs // BLOCK
+    """The 16 rows of a panel of the weight -> 16 columns of out (32 · blocks, outputs) bf16."""
+    blocks = blocks_of(op.inputs)
     bits = ins.BLOCK_BITS[op.dtype]
     zero = F(ins.ZERO_CODES[op.dtype])
     kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1

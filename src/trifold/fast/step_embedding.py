@@ -11,9 +11,10 @@ import numpy as np
 from trifold.fast import instruction as ins
 from trifold.fast.block_tile import LINE, half_to_float
 from trifold.fast.block_weight import BLOCK, LEVELS, PANEL, WORD
-from trifold.fast.instruction import BFLOAT16, BLOCK4_LEVELS, FLOAT32
-from trifold.fast.intrinsics import bfloat16_at, float32_at, int8_at, int64_at, uint8_at
+from trifold.fast.instruction import BLOCK4_LEVELS, FLOAT32
+from trifold.fast.intrinsics import bfloat16_at, float32_at, int64_at, uint8_at
 from trifold.fast.loops import Array, F, round_like, subroutine, to_float
+from trifold.fast.step_blocks import blocks_of
 
 
 @subroutine
@@ -32,12 +33,9 @@ def embed_row(op: Any, row: int) -> None:
     token = int64_at(op.x, op.rows)[row]
     out = float32_at(op.out + 4 * row * width, width)
     if op.dtype == FLOAT32:
-        _load(float32_at(op.weight + 4 * token * width, width), F(1), out)
-    elif op.dtype == BFLOAT16:
-        _load(bfloat16_at(op.weight + 2 * token * width, width), F(1), out)
+        _load(float32_at(op.weight + 4 * token * width, width), out)
     else:
-        scale = float32_at(op.scales, token + 1)[token]
-        _load(int8_at(op.weight + token * width, width), scale, out)
+        _load(bfloat16_at(op.weight + 2 * token * width, width), out)
     _finish(op, out)
 
 
@@ -51,7 +49,7 @@ def embed_block_row(op: Any, row: int) -> None:
     zero = ins.ZERO_CODES[op.dtype]
     mask = 15 if bits == 4 else 255
     kinds = 2 if zero == 0 else 1
-    blocks = width // BLOCK
+    blocks = blocks_of(width)
     lane = token % PANEL
     for block in range(blocks):
         number = token // PANEL * blocks + block
@@ -66,15 +64,17 @@ def embed_block_row(op: Any, row: int) -> None:
                 code = (np.int32(codes[first + byte]) >> shift) & mask
                 if op.dtype == BLOCK4_LEVELS:
                     code = np.int32(LEVELS[code]) + zero
-                # The product is exact.
-                out[BLOCK * block + WORD * word + byte] = F(code - zero) * scale + offset
+                column = BLOCK * block + WORD * word + byte
+                if column < width:
+                    # The product is exact.
+                    out[column] = F(code - zero) * scale + offset
     _finish(op, out)
 
 
 @subroutine
-def _load(x: Array, scale: Any, out: Array) -> None:
+def _load(x: Array, out: Array) -> None:
     for j in range(x.shape[0]):
-        out[j] = to_float(x[j]) * scale
+        out[j] = to_float(x[j])
 
 
 @subroutine

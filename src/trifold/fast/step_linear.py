@@ -1,8 +1,8 @@
 """Operations of a decoding step other than attention: norm, matmul, and what is done before and
 after a matmul of a library.
 
-Each function computes one task or row of an instruction. Activations are fp32. Weights are fp32,
-bf16, or int8 with one scale per row.
+Each function computes one task or row of an instruction. Activations are fp32, weights fp32 or
+bf16.
 """
 
 from typing import Any
@@ -28,7 +28,6 @@ from trifold.fast.intrinsics import (
     float32_at,
     float32_matrix_at,
     int8_at,
-    int8_matrix_at,
     int32_at,
     prefetch_line,
     release,
@@ -316,14 +315,8 @@ def matmul(op: Any, task: int, packed: int) -> None:
     start = weight_address(op, task)
     if op.dtype == FLOAT32:
         _multiply(float32_matrix_at(start, count, inputs), start, x, result)
-    elif op.dtype == ins.BFLOAT16:
-        _multiply_bfloat16(op, start, x, packed, result)
     else:
-        _multiply(int8_matrix_at(start, count, inputs), start, x, result)
-        scales = float32_at(op.scales, outputs)[first:last]
-        for r in range(rows):
-            for j in range(count):
-                result[r, j] *= scales[j]
+        _multiply_bfloat16(op, start, x, packed, result)
     out = float32_matrix_at(op.out, rows, outputs)
     for r in range(rows):
         finish(result[r], op, first, out[r, first:last])
@@ -335,14 +328,11 @@ def matmul(op: Any, task: int, packed: int) -> None:
 
 @subroutine
 def quantize_row(op: Any, row: int) -> None:
-    """A row of x (R, K) -> out (R, K) int8, and its scale -> scales (R,)."""
+    """A row of x (R, K) bf16 -> out (R, K) int8, and its scale -> scales (R,)."""
     width = op.inputs
     out = int8_at(op.out + row * width, width)
     scales = float32_at(op.scales, op.rows)
-    if op.dtype == FLOAT32:
-        scales[row] = quantize(float32_at(op.x + 4 * row * width, width), out)
-    else:
-        scales[row] = quantize(bfloat16_at(op.x + 2 * row * width, width), out)
+    scales[row] = quantize(bfloat16_at(op.x + 2 * row * width, width), out)
 
 
 @subroutine

@@ -30,12 +30,10 @@ from trifold.fast.instruction import (
     BLOCK_MATMUL,
     FLOAT32,
     INSTRUCTION,
-    INT8,
     MATMUL,
     outputs_per_block_task,
     outputs_per_task,
 )
-from trifold.fast.int8 import Int8Weight
 from trifold.fast.openmp import contended, count_stalls, openmp
 from trifold.fast.quantized_weight import QuantizedWeight, Weight
 
@@ -103,26 +101,16 @@ def divide_into_tasks(program: Array) -> None:
 
 def matmul_fields(weight: Weight) -> dict[str, Field]:
     """The fields of a matmul with a contiguous weight (N, K)."""
-    outputs, inputs = weight.shape
     if isinstance(weight, BlockWeight):
         return _block_fields(weight)
-    if isinstance(weight, Int8Weight):
-        dtype = INT8
-        values = weight.values
-        scales = weight.scales
-    else:
-        # Detached, so that its memory stays even if the parameter gets other data.
-        dtype = DTYPES[weight.dtype]
-        assert isinstance(weight, Tensor)
-        values = weight.detach()
-        scales = None
+    assert isinstance(weight, Tensor), "see `is_readable`"
+    outputs, inputs = weight.shape
+    dtype = DTYPES[weight.dtype]
     return {
         **{"opcode": MATMUL, "dtype": dtype, "inputs": inputs, "outputs": outputs},
-        **{
-            "weight": values,
-            "scales": scales,
-            "tasks": -(-outputs // outputs_per_task(inputs, dtype)),
-        },
+        # Detached, so that its memory stays even if the parameter gets other data.
+        "weight": weight.detach(),
+        "tasks": -(-outputs // outputs_per_task(inputs, dtype)),
     }
 
 
@@ -146,10 +134,12 @@ def block_kind(weight: BlockWeight) -> int:
 
 
 def is_readable(weight: Weight) -> bool:
-    """Whether instructions can read this weight in place."""
+    """Whether instructions can read this weight in place: quantized ones only in blocks."""
+    if weight.device.type != "cpu":
+        return False
     if isinstance(weight, QuantizedWeight):
-        return weight.device.type == "cpu"
-    return weight.device.type == "cpu" and weight.dtype in DTYPES and weight.is_contiguous()
+        return isinstance(weight, BlockWeight)
+    return weight.dtype in DTYPES and weight.is_contiguous()
 
 
 # --- batches in parallel --------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from trifold.fast.beam_index import current_index
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.compiled_decoder import UNLIMITED, CompiledDecoder, HookSearch
 from trifold.fast.decoding_step import Translation, translation_of
-from trifold.fast.int8 import Int8Weight
 from trifold.fast.layers import supports_few_row_linear
 from trifold.fast.openmp import adapt_to_contention
 from trifold.fast.thread_pool import (
@@ -124,8 +123,6 @@ def _has_plain_embedding(embeddings: Any) -> bool:
     weight = embeddings.tokens.weight
     if not is_readable(weight) or weight.dtype not in DTYPES:
         return False
-    if isinstance(weight, Int8Weight) and weight.factors is not None:
-        return False
     table = _position_table(embeddings.positions)
     if table is None:
         return type(embeddings.positions) is NoPositions
@@ -159,8 +156,6 @@ def _has_plain_positions(stack: Any, decoder: CompiledDecoder) -> bool:
 def _has_plain_head(head: Any, rows: int) -> bool:
     """Whether it multiplies a few rows by one matrix, which is an instruction."""
     if type(head) is not LanguageModelHead or head.dense is not None:
-        return False
-    if isinstance(head.weight, Int8Weight) and head.weight.factors is not None:
         return False
     x = torch.empty(rows, head.weight.shape[1])
     return supports_few_row_linear(x, head.weight, head.bias)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trifold.errors import CheckpointError
-from trifold.fast.block_weight import BLOCK, BlockWeight
+from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
@@ -171,7 +171,7 @@ def _block_bits(
 ) -> int | None:
     """The bits of a matrix in blocks: 8, or 4 for int4 unless it is a language-model head or makes
     the values of attention, whose errors pass to all that follows. None for int8 of an encoder,
-    whose matrices have a scale for each row.
+    whose int8 matmuls need a scale for each row.
     """
     if stored == "int4":
         is_head = any(isinstance(module, LanguageModelHead) for module in modules)
@@ -182,10 +182,8 @@ def _block_bits(
 def _small_weight(
     name: str, matrix: Tensor, dtype: torch.dtype, bits: int | None
 ) -> QuantizedWeight:
-    """The matrix in blocks of 32 columns; in int8 with a scale for each row if `bits` is None, or
-    if its rows are not whole blocks.
-    """
-    if bits is None or matrix.shape[1] % BLOCK:
+    """The matrix in blocks of 32 columns; in int8 with a scale for each row if `bits` is None."""
+    if bits is None:
         return Int8Weight.quantize(matrix, dtype)
     try:
         return BlockWeight.quantize(matrix, bits, dtype)
