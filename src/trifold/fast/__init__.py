@@ -101,7 +101,7 @@ compiled_interpreter = partial(_compiled, "machine_code")
 
 def has_instructions(products: str) -> bool:
     """Whether there are loops for this processor that multiply in this precision, one of
-    `InstructionSet.products`.
+    `LaneInstructions.products`.
     """
     from trifold.fast.instruction_sets import instruction_set
 

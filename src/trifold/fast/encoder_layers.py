@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from trifold.fast import as_array, compiled_block, has_instructions, is_autocast, is_eager_cpu
 from trifold.fast.attention import has_plain_products
 from trifold.fast.instruction import ACTIVATIONS
-from trifold.fast.instruction_sets import InstructionSet, instruction_set
+from trifold.fast.instruction_sets import LaneInstructions, instruction_set
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import has_hooks, int8_weight
 from trifold.nn.attention import Attention, ScoreBias
@@ -82,7 +82,7 @@ def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> boo
 
 
 def _precision(stack: Stack) -> str:
-    """The precision of the matmuls with weights, one of `InstructionSet.products`."""
+    """The precision of the matmuls with weights, one of `LaneInstructions.products`."""
     weight: Any = _layers(cast(Block, stack.blocks[0]))[0].weight
     return "int8" if isinstance(weight, Int8Weight) else PRECISIONS[weight.dtype]
 
@@ -250,7 +250,7 @@ def _values(layer: Linear) -> Tensor:
     return values.contiguous()
 
 
-def _set() -> InstructionSet:
+def _set() -> LaneInstructions:
     found = instruction_set()
     assert found is not None, "see `supports_encoder_layers`"
     return found

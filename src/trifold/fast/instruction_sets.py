@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class InstructionSet(NamedTuple):
+class LaneInstructions(NamedTuple):
     """What a processor has, and the sizes that fit its registers.
 
     features: those that LLVM must name. excluded: those with which other code is faster.
@@ -44,7 +44,7 @@ class InstructionSet(NamedTuple):
 SETS = (
     # 32 registers of 16 numbers, of which 24 hold the sums of a tile. With a unit for matrices
     # (AMX), the library of PyTorch is faster.
-    InstructionSet(
+    LaneInstructions(
         name="AVX-512",
         features=("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"),
         excluded=("amx-tile",),
@@ -56,7 +56,7 @@ SETS = (
     ),
     # 16 registers of 8 numbers, of which 12 hold the sums. With AVX-512 of any kind, the library
     # of PyTorch is faster.
-    InstructionSet(
+    LaneInstructions(
         name="AVX2",
         features=("avx2", "fma"),
         excluded=("avx512f",),
@@ -70,7 +70,7 @@ SETS = (
 
 
 @cache
-def instruction_set() -> InstructionSet | None:
+def instruction_set() -> LaneInstructions | None:
     """The set of this processor; None if there are no loops for it, or no LLVM."""
     try:
         from llvmlite.binding import get_host_cpu_features

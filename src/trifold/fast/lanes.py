@@ -227,7 +227,7 @@ def store_int16(builder: Any, address: Any, x: Any) -> None:
     _store(builder, builder.trunc(moved, _HALVES), address)
 
 
-# x as 16 integers of the type of `InstructionSet.products`.
+# x as 16 integers of the type of `LaneInstructions.products`.
 store_integer = {"AVX-512": store_byte, "AVX2": store_int16}[SET]
 
 
