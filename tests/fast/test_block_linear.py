@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from tests.fast.test_block_weight import matrix_of, weights_of
 from torch.nn import functional as F
 
-from trifold.fast import layers
+from trifold.fast import block_linear, layers
 from trifold.fast.block_weight import BlockWeight
 
 pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
@@ -60,6 +60,7 @@ def test_many_rows_are_multiplied_by_values_in_bf16(
     columns: int, biased: bool, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trifold.fast.block_linear.COLUMNS", columns)
+    monkeypatch.setattr(block_linear, "library_is_faster", lambda: True)
     x = matrix_of(2 * 25, width).view(2, 25, width).bfloat16()
     bias = torch.linspace(-1, 1, 70).bfloat16() if biased else None
     for weight in weights_of(matrix_of(70, width)).values():
@@ -70,8 +71,12 @@ def test_many_rows_are_multiplied_by_values_in_bf16(
 
 
 @pytest.mark.parametrize("width", [96, 100])
-def test_some_rows_are_multiplied_as_few_are(width: int) -> None:
-    x = matrix_of(19, width).bfloat16()
+@pytest.mark.parametrize("rows", [19, 100])
+def test_some_rows_and_all_without_instructions_for_bf16_are_multiplied_as_few_are(
+    rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_linear, "library_is_faster", lambda: rows < 48)
+    x = matrix_of(rows, width).bfloat16()
     bias = torch.linspace(-1, 1, 40)
     for weight in weights_of(matrix_of(40, width)).values():
         few = [layers.linear(part.float(), weight, bias).bfloat16() for part in x.split(5)]
@@ -95,10 +100,14 @@ def test_scales_that_are_no_number_stay_so_in_bf16() -> None:
     assert layers.linear(torch.ones(50, 64).bfloat16(), weight).isnan().all()
 
 
-def test_many_rows_in_fp32_are_exact() -> None:
+@pytest.mark.parametrize("columns", [512, 16])
+def test_many_rows_in_fp32_are_exact(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trifold.fast.block_linear.COLUMNS", columns)
     x = matrix_of(12, 64)
-    for weight in weights_of(matrix_of(32, 64)).values():
-        torch.testing.assert_close(layers.linear(x, weight), x @ weight.dequantize().T)
+    bias = torch.linspace(-1, 1, 40)
+    for weight in weights_of(matrix_of(40, 64)).values():
+        expected = F.linear(x, weight.dequantize(), bias)
+        torch.testing.assert_close(layers.linear(x, weight, bias), expected)
 
 
 def test_float16_scales_have_their_values_in_the_loop() -> None:

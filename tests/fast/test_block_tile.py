@@ -14,7 +14,7 @@ pytest.importorskip("numba", reason="the compiled loops need numba: `make setup`
 
 from numba import njit
 
-from trifold.fast.block_tile import INSTRUCTION_SETS, supported_instruction_sets
+from trifold.fast.block_tile import BLOCK_INSTRUCTIONS, supported_instructions
 
 BLOCKS = 3
 LARGEST = 127 * 256 + 127
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("instructions", supported_instruction_sets())
+@pytest.mark.parametrize("instructions", supported_instructions())
 def test_the_sums_of_a_block_are_exact(instructions: str, kind: str) -> None:
     generator = np.random.default_rng(0)
     bits, has_offsets, has_levels = KINDS[kind]
@@ -79,7 +79,7 @@ def tiles_of(instructions: str, kind: str) -> Callable[..., Array]:
     returns their products (rows, 16) fp32.
     """
     bits, has_offsets, has_levels = KINDS[kind]
-    own = INSTRUCTION_SETS[instructions]
+    own = BLOCK_INSTRUCTIONS[instructions]
     store = own.store
     tile = own.new_tile(bits, has_offsets=has_offsets, has_levels=has_levels)
 

@@ -13,10 +13,10 @@ from trifold.fast.vector_code import FLOATS, WORDS, VectorCode, words
 SHORTS = ir.VectorType(ir.IntType(16), PANEL)
 
 
-def _new_decoder(*, has_levels: bool) -> Any:
+def _new_decoder(*, has_levels: bool, rounds: bool) -> Any:
     """A function decode(words, shift, mask, scales, offsets, out): one code of each of the 16 words
     at an address, (word >> shift) & mask, or its level, times scales plus offsets (16,) fp32 -> 16
-    bf16 at the address `out`.
+    fp32, or bf16 if it rounds, at the address `out`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -27,14 +27,9 @@ def _new_decoder(*, has_levels: bool) -> Any:
         floats = _level_floats(code, numbers) if has_levels else builder.uitofp(numbers, FLOATS)
         products = builder.fmul(floats, code.load(scales, FLOATS))
         values = builder.fadd(products, code.load(offsets, FLOATS))
-        bits = builder.bitcast(values, WORDS)
-        # To nearest, ties to even. The carry could turn a NaN into zero.
-        last = builder.and_(builder.lshr(bits, words(16)), words(1))
-        nearest = builder.add(bits, builder.add(last, words(0x7FFF)))
-        is_nan = builder.fcmp_unordered("uno", values, values)
-        rounded = builder.select(is_nan, builder.or_(bits, words(0x400000)), nearest)
-        upper = builder.trunc(builder.lshr(rounded, words(16)), SHORTS)
-        builder.store(upper, builder.inttoptr(out, SHORTS.as_pointer())).align = 2
+        if rounds:
+            values = _rounded(builder, values)
+        builder.store(values, builder.inttoptr(out, values.type.as_pointer())).align = 2
         return context.get_dummy_value()
 
     @intrinsic
@@ -48,6 +43,16 @@ def _new_decoder(*, has_levels: bool) -> Any:
     return decode
 
 
+def _rounded(builder: Any, values: Any) -> Any:
+    """16 fp32 in bf16: to nearest, ties to even. The carry could turn a NaN into zero."""
+    bits = builder.bitcast(values, WORDS)
+    last = builder.and_(builder.lshr(bits, words(16)), words(1))
+    nearest = builder.add(bits, builder.add(last, words(0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", values, values)
+    rounded = builder.select(is_nan, builder.or_(bits, words(0x400000)), nearest)
+    return builder.trunc(builder.lshr(rounded, words(16)), SHORTS)
+
+
 def _level_floats(code: VectorCode, numbers: Any) -> Any:
     """The levels of 16 codes, plus 128, in fp32: a choice by each bit of a code."""
     builder = code.builder
@@ -59,5 +64,7 @@ def _level_floats(code: VectorCode, numbers: Any) -> Any:
     return choices[0]
 
 
-decode_codes = _new_decoder(has_levels=False)
-decode_levels = _new_decoder(has_levels=True)
+decode_codes = _new_decoder(has_levels=False, rounds=False)
+decode_levels = _new_decoder(has_levels=True, rounds=False)
+decode_codes_to_bfloat16 = _new_decoder(has_levels=False, rounds=True)
+decode_levels_to_bfloat16 = _new_decoder(has_levels=True, rounds=True)

@@ -8,6 +8,7 @@ from trifold.fast import compiled_interpreter, is_eager_cpu
 from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight, blocks_of
 from trifold.fast.instruction import BLOCK_DEQUANTIZE, BLOCK_QUANTIZE, FEW_ROWS, INSTRUCTION
 from trifold.fast.thread_pool import (
+    DTYPES,
     Field,
     divide_into_tasks,
     execute,
@@ -22,12 +23,9 @@ MANY_ROWS = 48  # from which decoding a weight takes less time than reading it f
 
 
 def supports_block_linear(x: Tensor, weight: BlockWeight) -> bool:
-    """Whether x (..., K) is bf16, has more than a few rows and no gradient.
-
-    A computation in fp32 multiplies in fp32.
-    """
+    """Whether x (..., K) is bf16 or fp32, has more than a few rows and no gradient."""
     return (
-        x.dtype is torch.bfloat16
+        x.dtype in DTYPES
         and x.shape[-1] == weight.shape[1]
         and x.numel() > FEW_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()
@@ -40,16 +38,28 @@ def supports_block_linear(x: Tensor, weight: BlockWeight) -> bool:
 def block_linear(
     x: Tensor, weight: BlockWeight, bias: Tensor | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """x (..., K) bf16 · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default bf16.
+    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default that of x.
 
-    Many rows are multiplied by a library, with some outputs at a time decoded to bf16. Others are
-    multiplied as in decoding steps.
+    Rows in fp32, and many in bf16 where that is faster, are multiplied by a library, with some
+    outputs at a time decoded to the type of x. Others are multiplied as in decoding steps.
     """
     outputs, inputs = weight.shape
     rows = x.detach().reshape(-1, inputs)
-    multiply = _decoded_product if len(rows) >= MANY_ROWS else _step_products
+    by_library = x.dtype is torch.float32
+    if x.dtype is torch.bfloat16 and len(rows) >= MANY_ROWS:
+        by_library = library_is_faster()
+    multiply = _decoded_product if by_library else _step_products
     out = multiply(rows, weight, None if bias is None else bias.detach())
     return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
+
+
+def library_is_faster() -> bool:
+    """Whether a library multiplies many rows in bf16 faster than the instructions of a decoding
+    step. It does not on a processor with AVX2 and without products of bf16, where it takes ten
+    times as long as in fp32, or more.
+    """
+    has_products = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return has_products or not torch.cpu._is_avx2_supported()
 
 
 def _step_products(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
@@ -76,15 +86,16 @@ def _step_products(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Te
 
 
 def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
-    """rows (R, K) bf16 · weight (N, K)ᵀ + bias -> (R, N) bf16."""
+    """rows (R, K) · weight (N, K)ᵀ + bias -> (R, N), all in the type of the rows."""
     outputs, inputs = weight.shape
     out = torch.empty(len(rows), outputs, dtype=rows.dtype)
     bias = None if bias is None else bias.to(rows.dtype)
     kind = matmul_fields(weight)["dtype"]
     columns = min(COLUMNS, PANEL * len(weight.values))
-    decoded = torch.empty(BLOCK * blocks_of(inputs), columns, dtype=torch.bfloat16)
+    decoded = torch.empty(BLOCK * blocks_of(inputs), columns, dtype=rows.dtype)
     sizes: dict[str, Field] = {"opcode": BLOCK_DEQUANTIZE, "dtype": kind, "inputs": inputs}
     sizes["outputs"] = columns
+    sizes["rounds"] = int(rows.dtype is torch.bfloat16)
     for first in range(0, outputs, COLUMNS):
         panels = slice(first // PANEL, (first + COLUMNS) // PANEL)
         values = weight.values[panels]

@@ -1,8 +1,8 @@
 """The inner loop of a matmul with `BlockWeight`: 16 outputs of a few rows of quantized activations.
 
-Activations are integers of 16 bits, and codes of weights are unsigned bytes. INSTRUCTION_SETS lists
-how processors multiply them. The sums of a block are exact, so that all results have the same bits
-but those of the loop for any processor, which scales the sums in another order.
+Activations are integers of 16 bits, and codes of weights are unsigned bytes. BLOCK_INSTRUCTIONS has
+the ways in which processors multiply them. The sums of a block are exact, so that results have the
+same bits, but for those of the loop for any processor, which scales the sums in another order.
 """
 
 from collections.abc import Callable, Iterator
@@ -433,7 +433,7 @@ def _fixed_tile(
     return tile
 
 
-class InstructionSet(NamedTuple):
+class BlockInstructions(NamedTuple):
     """How a processor with these features, by the names of LLVM, multiplies blocks.
 
     new_tile: a function of bits and flags that returns a tile, as the function `new_tile`. store: a
@@ -448,14 +448,14 @@ class InstructionSet(NamedTuple):
 
 AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 # The fastest is the first.
-INSTRUCTION_SETS = {
-    "AVX-512 VNNI": InstructionSet(AVX512, partial(new_tile, Avx512Tile), store_bytes),
-    "AVX2": InstructionSet(("avx2", "fma", "f16c"), partial(new_tile, Avx2Tile), store_pairs),
-    "none": InstructionSet((), new_loop, store_integer),
+BLOCK_INSTRUCTIONS = {
+    "AVX-512 VNNI": BlockInstructions(AVX512, partial(new_tile, Avx512Tile), store_bytes),
+    "AVX2": BlockInstructions(("avx2", "fma", "f16c"), partial(new_tile, Avx2Tile), store_pairs),
+    "none": BlockInstructions((), new_loop, store_integer),
 }
 
 
-def supported_instruction_sets() -> list[str]:
+def supported_instructions() -> list[str]:
     """The names of those that this processor has. Every one has the last."""
     try:
         features = llvm.get_host_cpu_features()
@@ -463,9 +463,9 @@ def supported_instruction_sets() -> list[str]:
         features = {}
     return [
         name
-        for name, each in INSTRUCTION_SETS.items()
+        for name, each in BLOCK_INSTRUCTIONS.items()
         if all(features.get(feature, False) for feature in each.features)
     ]
 
 
-INSTRUCTIONS = INSTRUCTION_SETS[supported_instruction_sets()[0]]
+INSTRUCTIONS = BLOCK_INSTRUCTIONS[supported_instructions()[0]]

@@ -41,7 +41,8 @@ INTEGER_FIELDS = (
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
     *("x", "weight", "scales", "bias", "out", "dtype", "mode"),
     *("norm", "activation"),
-    "rounds",  # 1 if an embedding, or the input of the head, is rounded to bf16
+    # 1 if an embedding, the input of the head or a dequantized weight is rounded to bf16.
+    "rounds",
     # Attention: x holds the queries. New keys and values, if any, are first stored in the cache at
     # `slot`.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),

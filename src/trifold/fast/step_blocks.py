@@ -7,7 +7,7 @@ Quantized rows (R, K) are, one after the other: (R, blocks, 64) bytes of integer
 depends on the processor (`block_tile`), their scales (R, blocks) fp32, and their terms (R, blocks)
 of 4 bytes. Zeros fill the last block.
 
-A library multiplies the rows of a prompt, in bf16 and in parts of the outputs: `dequantize_panel`.
+A library multiplies the rows of a prompt, in parts of the outputs: `dequantize_panel`.
 """
 
 from typing import Any
@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_decode import decode_codes, decode_levels
+from trifold.fast.block_decode import (
+    decode_codes,
+    decode_codes_to_bfloat16,
+    decode_levels,
+    decode_levels_to_bfloat16,
+)
 from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS, half_to_float
 from trifold.fast.block_weight import BLOCK, PANEL, WORD, blocks_of as plain_blocks_of
 from trifold.fast.intrinsics import (
@@ -210,8 +215,29 @@ def block_matmul(op: Any, task: int, memory: int) -> None:
 
 
 @subroutine
+def _decode(op: Any, codes: int, shift: Any, mask: Any, scratch: int, place: int) -> None:
+    """16 codes -> out[place : place + 16]. scratch: where their scales and offsets are."""
+    offsets = scratch + 4 * PANEL
+    has_levels = op.dtype == ins.BLOCK4_LEVELS
+    if op.rounds == 0:
+        out = op.out + 4 * place
+        if has_levels:
+            decode_levels(codes, shift, mask, scratch, offsets, out)
+        else:
+            decode_codes(codes, shift, mask, scratch, offsets, out)
+    else:
+        out = op.out + 2 * place
+        if has_levels:
+            decode_levels_to_bfloat16(codes, shift, mask, scratch, offsets, out)
+        else:
+            decode_codes_to_bfloat16(codes, shift, mask, scratch, offsets, out)
+
+
+@subroutine
 def dequantize_panel(op: Any, panel: int) -> None:
-    """The 16 rows of a panel of the weight -> 16 columns of out (32 · blocks, outputs) bf16."""
+    """The 16 rows of a panel of the weight -> 16 columns of out (32 · blocks, outputs), bf16 if the
+    instruction rounds, else fp32.
+    """
     blocks = blocks_of(op.inputs)
     bits = ins.BLOCK_BITS[op.dtype]
     zero = F(ins.ZERO_CODES[op.dtype])
@@ -233,10 +259,7 @@ def dequantize_panel(op: Any, panel: int) -> None:
             mask = np.uint32(15 if bits == 4 else 255)
             for byte in range(WORD):
                 column = BLOCK * block + WORD * word + byte
-                place = op.out + 2 * (column * op.outputs + PANEL * panel)
+                place = column * op.outputs + PANEL * panel
                 moved = np.uint32(shift + 8 * byte)
-                if op.dtype == ins.BLOCK4_LEVELS:
-                    decode_levels(codes, moved, mask, scratch, scratch + 4 * PANEL, place)
-                else:
-                    decode_codes(codes, moved, mask, scratch, scratch + 4 * PANEL, place)
+                _decode(op, codes, moved, mask, scratch, place)
     release(scratch)
