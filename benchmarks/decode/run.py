@@ -29,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--calls", type=int, default=3, help="of each work in a round")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16", help="in which trifold computes")
     parser.add_argument("--real", type=Path, help="folder of the published models")
     parser.add_argument(
         "--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python"
@@ -88,12 +89,12 @@ def measured(file: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A round of both runners on a file, each in a process of its own."""
     options = [args.works, "--calls", str(args.calls), "--threads", str(args.threads)]
     lines = []
-    for python, runner in (
-        (args.trifold_python, "trifold_runner.py"),
-        (args.llama_python, "llama_cpp_runner.py"),
+    for python, runner, own in (
+        (args.trifold_python, "trifold_runner.py", ["--dtype", args.dtype]),
+        (args.llama_python, "llama_cpp_runner.py", []),
     ):
         done = subprocess.run(
-            [python, HERE / runner, file, *options],
+            [python, HERE / runner, file, *options, *own],
             env=os.environ | {"OMP_NUM_THREADS": str(args.threads)},
             stdout=subprocess.PIPE,
             text=True,

@@ -19,10 +19,11 @@ def main() -> None:
     parser.add_argument("works")
     parser.add_argument("--calls", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16", help="of the computation")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     start = time.perf_counter()
-    pipe = trifold.load(args.file, dtype="bfloat16", weights="file")
+    pipe = trifold.load(args.file, dtype=args.dtype, weights="file")
     loaded = time.perf_counter() - start
 
     def seconds(rows: list[list[int]], new: int) -> float:
