@@ -1,8 +1,8 @@
 """The inner loop of a matmul with `BlockWeight`: 16 outputs of a few rows of quantized activations.
 
 Activations are integers of 16 bits, and codes of weights are unsigned bytes. BLOCK_INSTRUCTIONS has
-the ways in which processors multiply them. The sums of a block are exact, so that results have the
-same bits, but for those of the loop for any processor, which scales the sums in another order.
+the ways in which processors multiply them. The sums of a block are exact, and all instruction sets
+give the same bits. Only the portable loop scales the sums in another order.
 """
 
 from collections.abc import Callable, Iterator
