@@ -60,7 +60,7 @@ def test_many_rows_are_multiplied_by_values_in_bf16(
     columns: int, biased: bool, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trifold.fast.block_linear.COLUMNS", columns)
-    monkeypatch.setattr(block_linear, "library_is_faster", lambda: True)
+    monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: False)
     x = matrix_of(2 * 25, width).view(2, 25, width).bfloat16()
     bias = torch.linspace(-1, 1, 70).bfloat16() if biased else None
     for weight in weights_of(matrix_of(70, width)).values():
@@ -75,7 +75,7 @@ def test_many_rows_are_multiplied_by_values_in_bf16(
 def test_some_rows_and_all_without_instructions_for_bf16_are_multiplied_as_few_are(
     rows: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_linear, "library_is_faster", lambda: rows < 48)
+    monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: rows >= 48)
     x = matrix_of(rows, width).bfloat16()
     bias = torch.linspace(-1, 1, 40)
     for weight in weights_of(matrix_of(40, width)).values():

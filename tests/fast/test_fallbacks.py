@@ -351,7 +351,7 @@ def test_products_of_float16_and_int8_do_not_overflow() -> None:
 
 @torch.no_grad()
 def test_int8_products_in_a_type_without_an_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8_linear, "int_mm_is_exact", lambda: True)
+    monkeypatch.setattr(int8_linear, "has_int8_products", lambda: True)
     weight = Int8Weight.quantize(torch.randn(32, 64))
     x = torch.randn(20, 64).bfloat16()
     assert ops.linear(x, weight, None, torch.float64).dtype is torch.float64  # type: ignore[arg-type]

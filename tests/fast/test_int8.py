@@ -28,6 +28,7 @@ from trifold.fast.layers import (
     linear as fast_linear,
     linears,
 )
+from trifold.fast.processor import has_int8_products
 from trifold.fast.smoothing import layers_of_states, smooth
 from trifold.fast.thread_pool import execute_one
 from trifold.hub.fill import fill_model
@@ -113,9 +114,7 @@ def test_gradients_flow_through_an_int8_layer_and_its_activation() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-has_int_mm = pytest.mark.skipif(
-    not int8.int_mm_is_exact(), reason="torch._int_mm overflows on this CPU"
-)
+has_int_mm = pytest.mark.skipif(not has_int8_products(), reason="this CPU has no VNNI")
 
 
 @pytest.fixture
@@ -263,7 +262,7 @@ def test_a_feed_forward_network_in_int8_has_the_error_of_its_steps(activation: s
 @has_interpreter
 @pytest.mark.usefixtures("no_minimum_sizes")
 def test_inputs_supported_by_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trifold.fast.int8_linear.int_mm_is_exact", lambda: True)
+    monkeypatch.setattr("trifold.fast.int8_linear.has_int8_products", lambda: True)
     weight, x = Int8Weight.quantize(torch.randn(96, 64)), torch.randn(33, 1, 64).bfloat16()
     assert not supports_int8_linear(x, weight), "gradients are enabled"
     with torch.no_grad():
@@ -271,7 +270,7 @@ def test_inputs_supported_by_int8_matmul(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not supports_int8_linear(x.float(), weight)
         assert supports_int8_linear(x[:1], weight)
         assert supports_int8_linear(x.view(3, 11, 64), weight)
-        monkeypatch.setattr("trifold.fast.int8_linear.int_mm_is_exact", lambda: False)
+        monkeypatch.setattr("trifold.fast.int8_linear.has_int8_products", lambda: False)
         assert not supports_int8_linear(x, weight), "torch._int_mm overflows"
 
 

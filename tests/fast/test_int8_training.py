@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.fast import int8_training
-from trifold.fast.int8 import int_mm_is_exact
 from trifold.fast.int8_training import (
     CHUNK,
     MIN_ROWS,
@@ -20,6 +19,7 @@ from trifold.fast.int8_training import (
     int8_training_obstacle,
 )
 from trifold.fast.layers import concatenated_linears
+from trifold.fast.processor import has_int8_products
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.nn.layers import Linear
 from trifold.train.blocks import recompute_blocks
@@ -27,7 +27,7 @@ from trifold.train.blocks import recompute_blocks
 pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
 needs_exact_int8 = pytest.mark.skipif(
-    not int_mm_is_exact(), reason="without VNNI, int8 matmul overflows on this CPU"
+    not has_int8_products(), reason="without VNNI, int8 matmul overflows on this CPU"
 )
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -245,15 +245,11 @@ def test_small_layers_are_not_changed():
 
 def test_the_obstacle_is_named(monkeypatch):
     assert "a CPU" in int8_training_obstacle(torch.device("cuda"))
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: True)
+    monkeypatch.setattr(int8_training, "has_int8_products", lambda: True)
     assert int8_training_obstacle(torch.device("cpu")) == ""
-    monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: False)
-    assert "VNNI" in int8_training_obstacle(torch.device("cpu"))
-    monkeypatch.setattr(int8_training, "int_mm_is_exact", lambda: True)
     monkeypatch.setattr(int8_training, "compiled_loops", lambda: None)
     assert "Numba" in int8_training_obstacle(torch.device("cpu"))
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(int8_training, "has_int8_products", lambda: False)
     assert "VNNI" in int8_training_obstacle(torch.device("cpu"))
 
 

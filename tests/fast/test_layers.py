@@ -9,7 +9,8 @@ import torch
 from tests.models import randomize
 from torch.nn import functional as F
 
-from trifold.fast.bfloat16_linear import supports_bias_linear
+from trifold.fast import bfloat16_linear, quantized_weight
+from trifold.fast.bfloat16_linear import supports_bias_linear, supports_widened_linear
 from trifold.fast.layers import (
     activation_linear,
     gelu,
@@ -17,6 +18,7 @@ from trifold.fast.layers import (
     linears,
     supports_gelu,
 )
+from trifold.fast.quantized_weight import wide
 from trifold.nn import ModelConfig
 from trifold.nn.layers import ACTIVATIONS, FeedForward, Linear
 
@@ -143,6 +145,31 @@ def test_a_fused_bias_equals_a_bias_that_is_added(rows: int, inputs: int, output
         torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=2**-7)
     with torch.enable_grad():
         assert not supports_bias_linear(wide[..., :inputs], weight, bias)
+
+
+@torch.no_grad()
+def test_emulated_products_of_bf16_are_computed_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bfloat16_linear, "emulates_bf16_products", lambda: True)
+    monkeypatch.setattr(bfloat16_linear, "WIDENED", 100)
+    x, weight = torch.randn(2, 13, 33).bfloat16(), torch.randn(17, 33).bfloat16()
+    assert not supports_widened_linear(x.float(), weight, None)
+    with torch.enable_grad():
+        assert not supports_widened_linear(x, weight, None)
+    for bias in (None, torch.randn(17).bfloat16()):
+        added = None if bias is None else bias.float()
+        assert supports_widened_linear(x, weight, bias)
+        expected = F.linear(x.float(), weight.float(), added).bfloat16()
+        torch.testing.assert_close(linear(x, weight, bias), expected, rtol=2**-8, atol=1e-6)
+
+
+def test_products_with_integers_are_not_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3).bfloat16()
+    for emulates, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+        monkeypatch.setattr(
+            quantized_weight, "emulates_bf16_products", lambda found=emulates: found
+        )
+        assert wide(x).dtype is dtype
+    assert wide(x.half()).dtype is torch.float32 and wide(x.double()).dtype is torch.float64
 
 
 @torch.no_grad()

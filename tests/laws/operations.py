@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from trifold import fast
-from trifold.fast import int8
 from trifold.fast.matmul import MatmulRule
+from trifold.fast.processor import has_int8_products
 
 # module and name -> value
 THRESHOLDS: dict[str, Any] = {
@@ -21,6 +21,7 @@ THRESHOLDS: dict[str, Any] = {
     "trifold.fast.attention.MIN_WIDTH": 0,
     "trifold.fast.attention.QUERY_BLOCK": 8,
     "trifold.fast.bfloat16_linear.MANY_ROWS": 9,
+    "trifold.fast.bfloat16_linear.WIDENED": 64,
     "trifold.fast.block_linear.COLUMNS": 32,
     "trifold.fast.block_linear.MANY_ROWS": 12,
     "trifold.fast.block_weight.CHUNK": 512,
@@ -146,10 +147,10 @@ def lower_thresholds(patch: pytest.MonkeyPatch) -> None:
     """Let kernels run on small inputs until the patch ends; those of int8 on every machine."""
     for name, value in LOW.items():
         patch.setattr(*_place(name), value)
-    if not int8.int_mm_is_exact():
+    if not has_int8_products():
         patch.setattr(torch, "_int_mm", exact_int_mm)
-        for module in ("int8", "int8_linear", "int8_training"):
-            patch.setattr(f"trifold.fast.{module}.int_mm_is_exact", lambda: True)
+        for module in ("int8_linear", "int8_training"):
+            patch.setattr(f"trifold.fast.{module}.has_int8_products", lambda: True)
 
 
 def exact_int_mm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:

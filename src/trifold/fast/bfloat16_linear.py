@@ -13,10 +13,12 @@ from torch.nn import functional as F
 
 from trifold.fast import as_array, compiled_gradients, has_instructions, is_autocast, is_eager_cpu
 from trifold.fast.matmul import has_dense_shapes, is_observed
+from trifold.fast.processor import emulates_bf16_products
 
 MANY_ROWS = 64  # from which a fused bias pays
 MAX_WEIGHTS = 2**18  # elements of a weight up to which the loops are faster than oneDNN
 WORDS = 32  # bf16 in a register
+WIDENED = 2**20  # weights converted to fp32 at a time: their copy stays in a cache
 
 
 def supports_bias_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -47,6 +49,31 @@ def adds_bias() -> bool:
     except (AttributeError, RuntimeError, TypeError):
         return False
     return torch.allclose(out.double(), expected, rtol=2**-8, atol=2**-8)
+
+
+# --- processors without products of bf16 ----------------------------------------------------------
+
+
+def supports_widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether x (..., K), weight (N, K) and bias (N,) are bf16 without a gradient, and a library
+    would emulate their products.
+    """
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    if any(each.dtype is not torch.bfloat16 for each in tensors) or torch.is_grad_enabled():
+        return False
+    return is_eager_cpu(x) and not is_autocast(x) and emulates_bf16_products()
+
+
+def widened_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N), computed in fp32 and rounded once. Parts
+    of the weight are converted, to bound the memory of their fp32 copy.
+    """
+    wide = x.float()
+    rows = max(1, WIDENED // weight.shape[1])
+    out = torch.cat([F.linear(wide, part.float()) for part in weight.split(rows)], -1)
+    if bias is not None:
+        out += bias.float()
+    return out.bfloat16()
 
 
 # --- training -------------------------------------------------------------------------------------

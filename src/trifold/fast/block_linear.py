@@ -7,6 +7,7 @@ from torch import Tensor
 from trifold.fast import compiled_interpreter, is_eager_cpu
 from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight, blocks_of
 from trifold.fast.instruction import BLOCK_DEQUANTIZE, BLOCK_QUANTIZE, FEW_ROWS, INSTRUCTION
+from trifold.fast.processor import emulates_bf16_products
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -47,19 +48,10 @@ def block_linear(
     rows = x.detach().reshape(-1, inputs)
     by_library = x.dtype is torch.float32
     if x.dtype is torch.bfloat16 and len(rows) >= MANY_ROWS:
-        by_library = library_is_faster()
+        by_library = not emulates_bf16_products()
     multiply = _decoded_product if by_library else _step_products
     out = multiply(rows, weight, None if bias is None else bias.detach())
     return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
-
-
-def library_is_faster() -> bool:
-    """Whether a library multiplies many rows in bf16 faster than the instructions of a decoding
-    step. It does not on a processor with AVX2 and without products of bf16, where it takes ten
-    times as long as in fp32, or more.
-    """
-    has_products = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return has_products or not torch.cpu._is_avx2_supported()
 
 
 def _step_products(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:

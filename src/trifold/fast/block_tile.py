@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -26,6 +25,7 @@ from trifold.fast.intrinsics import (
     uint8_at,
 )
 from trifold.fast.loops import F, inline, subroutine
+from trifold.fast.processor import features
 from trifold.fast.vector_code import (
     FLOAT_TYPE,
     FLOATS,
@@ -457,14 +457,8 @@ BLOCK_INSTRUCTIONS = {
 
 def supported_instructions() -> list[str]:
     """The names of those that this processor has. Every one has the last."""
-    try:
-        features = llvm.get_host_cpu_features()
-    except RuntimeError:  # unknown to LLVM
-        features = {}
     return [
-        name
-        for name, each in BLOCK_INSTRUCTIONS.items()
-        if all(features.get(feature, False) for feature in each.features)
+        name for name, each in BLOCK_INSTRUCTIONS.items() if features().issuperset(each.features)
     ]
 
 

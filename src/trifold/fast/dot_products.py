@@ -15,6 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from trifold.fast.processor import features
+
 LANES = 16
 TILE = 4  # rows of weights, and of activations
 STEP = 64  # elements of a row that one pass of the loop of `dot_rows` reads
@@ -37,16 +39,8 @@ _SIXTEEN = ir.Constant(_WORDS, [16] * LANES)
 llvm.initialize_native_asmparser()  # of an instruction that LLVM has no portable name for
 
 
-def _has_pairs() -> bool:
-    """Whether this processor has the instruction for pairs."""
-    try:
-        features = llvm.get_host_cpu_features()
-    except RuntimeError:  # unknown to LLVM
-        return False
-    return bool(features.get("avx512bf16", False) and features.get("avx512f", False))
-
-
-HAS_PAIRS = _has_pairs()
+# Whether this processor has the instruction for pairs.
+HAS_PAIRS = features().issuperset(("avx512f", "avx512bf16"))
 
 
 def _load(builder: Any, address: Any, kind: Any) -> Any:

@@ -5,10 +5,11 @@ A new set is an entry of SETS; `lanes` then needs its instructions for its types
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+
+from trifold.fast.processor import features
 
 
 class LaneInstructions(NamedTuple):
@@ -69,17 +70,9 @@ SETS = (
 )
 
 
-@cache
 def instruction_set() -> LaneInstructions | None:
     """The set of this processor; None if there are no loops for it, or no LLVM."""
-    try:
-        from llvmlite.binding import get_host_cpu_features
-
-        features = get_host_cpu_features()
-    except (ImportError, RuntimeError):  # it is not installed, or does not know the processor
-        return None
-    has = {name for name, is_there in features.items() if is_there}
     for each in SETS:
-        if has.issuperset(each.features) and has.isdisjoint(each.excluded):
+        if features().issuperset(each.features) and features().isdisjoint(each.excluded):
             return each
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -141,12 +140,3 @@ class _Product(torch.autograd.Function):
         z = wide(g)
         d_x = torch.matmul((z * scales).to(z.dtype), values.to(z.dtype))
         return d_x.to(g.dtype), None, None
-
-
-@cache
-def int_mm_is_exact() -> bool:
-    """Whether torch._int_mm is exact. Without VNNI it adds pairs of products in 16 bits, which
-    overflow.
-    """
-    largest = torch.full((16, 64), 127, dtype=torch.int8)
-    return bool((torch._int_mm(largest, largest.t()) == 64 * 127 * 127).all())

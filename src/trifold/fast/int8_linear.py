@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from trifold.fast import as_array, compiled_interpreter, compiled_loops, is_eager_cpu
 from trifold.fast.instruction import BFLOAT16, DEQUANTIZE, QUANTIZE
-from trifold.fast.int8 import Int8Weight, int_mm_is_exact
+from trifold.fast.int8 import Int8Weight
+from trifold.fast.processor import has_int8_products
 from trifold.fast.thread_pool import DTYPES, execute_one
 from trifold.nn.layers import FeedForward, Linear
 
@@ -53,7 +54,7 @@ def supports_int8_linear(x: Tensor, weight: Int8Weight) -> bool:
         and not torch.is_grad_enabled()
         and is_eager_cpu(x)
         and compiled_interpreter() is not None
-        and int_mm_is_exact()
+        and has_int8_products()
     )
 
 

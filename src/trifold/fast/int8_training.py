@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from trifold.fast import as_array, compiled_loops, copy_parameter, trains_with_loops
-from trifold.fast.int8 import Int8Weight, int_mm_is_exact
+from trifold.fast.int8 import Int8Weight
+from trifold.fast.processor import has_int8_products
 from trifold.nn import ops
 from trifold.nn.gradients import first_order
 from trifold.nn.layers import Linear
@@ -39,7 +40,7 @@ def int8_training_obstacle(device: torch.device) -> str:
     """What int8 training lacks on this device; empty if nothing."""
     if device.type != "cpu":
         return "it requires a CPU"
-    if not (torch.cpu._is_vnni_supported() and int_mm_is_exact()):
+    if not has_int8_products():
         return "it requires AVX-512 VNNI"
     return "" if compiled_loops() is not None else "it requires Numba"
 

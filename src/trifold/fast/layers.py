@@ -34,7 +34,9 @@ from trifold.fast.bfloat16_linear import (
     bias_linear,
     supports_bias_linear,
     supports_trained_linear,
+    supports_widened_linear,
     trained_linear,
+    widened_linear,
 )
 from trifold.fast.block_linear import block_linear, supports_block_linear
 from trifold.fast.block_weight import BlockWeight
@@ -84,6 +86,8 @@ def linear(
     if supports_few_row_linear(x, weight, bias):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
     if not isinstance(weight, QuantizedWeight):
+        if supports_widened_linear(x, weight, bias):
+            return widened_linear(x, weight, bias).to(dtype or x.dtype)
         if supports_bias_linear(x, weight, bias):
             return bias_linear(x, weight, bias).to(dtype or x.dtype)
         if supports_trained_linear(x, weight, bias):

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trifold.fast.processor import emulates_bf16_products
+
 
 class QuantizedWeight(nn.Module):
     """A matrix (N, K) in few bits, which takes the place of a weight. It is not trained.
@@ -69,5 +71,8 @@ Weight: TypeAlias = Tensor | QuantizedWeight
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in a type whose range covers its products with integers: not float16."""
-    return x.float() if x.dtype is torch.float16 else x
+    """x in a type whose range covers its products with integers, which is not float16, and whose
+    products are not emulated.
+    """
+    is_emulated = x.is_cpu and x.dtype is torch.bfloat16 and emulates_bf16_products()
+    return x.float() if is_emulated or x.dtype is torch.float16 else x

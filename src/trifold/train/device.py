@@ -20,6 +20,7 @@ from trifold.errors import SettingsError, UsageError
 from trifold.fast import compiled_loops
 from trifold.fast.int8_training import int8_training_obstacle
 from trifold.fast.matmul import library
+from trifold.fast.processor import has_bf16_products
 from trifold.memory import find_device
 from trifold.recipe import TrainSettings
 from trifold.train.ranks import SINGLE, Ranks
@@ -203,9 +204,7 @@ def multiplies_bf16_fast(device: torch.device) -> bool:
     """Whether a device has instructions for bf16 matmuls. Emulation is slower than fp32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":  # AVX-512 BF16 or AMX
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return False
+    return device.type == "cpu" and has_bf16_products()
 
 
 def master_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,42 @@
+"""What the processor has, as LLVM and PyTorch report it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+@cache
+def features() -> frozenset[str]:
+    """The names of LLVM; empty if it is not installed, or does not know the processor."""
+    try:
+        from llvmlite.binding import get_host_cpu_features
+
+        found = get_host_cpu_features()
+    except (ImportError, RuntimeError):
+        return frozenset()
+    return frozenset(name for name, is_there in found.items() if is_there)
+
+
+def has_bf16_products() -> bool:
+    """Whether there are instructions of x86 for products of bf16: those of AVX-512 or AMX."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def emulates_bf16_products() -> bool:
+    """Whether products of bf16 take ten times as long as those of fp32, or more: on a processor of
+    x86 without instructions for them.
+    """
+    return torch.cpu._is_avx2_supported() and not has_bf16_products()
+
+
+@cache
+def has_int8_products() -> bool:
+    """Whether torch._int_mm is exact, and fast. Without VNNI it is a plain loop, or adds pairs of
+    products in 16 bits, which overflow.
+    """
+    if not torch.cpu._is_vnni_supported():
+        return False
+    largest = torch.full((16, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest.t()) == 64 * 127 * 127).all())
