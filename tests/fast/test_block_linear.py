@@ -71,15 +71,27 @@ def test_many_rows_are_multiplied_by_values_in_bf16(
 
 
 @pytest.mark.parametrize("width", [96, 100])
-@pytest.mark.parametrize("rows", [19, 100])
+@pytest.mark.parametrize(
+    ("rows", "emulates", "dtype"),
+    [
+        (19, False, torch.bfloat16),
+        (100, True, torch.bfloat16),
+        (19, True, torch.float32),
+        (100, True, torch.float32),
+    ],
+)
 def test_some_rows_and_all_without_instructions_for_bf16_are_multiplied_as_few_are(
-    rows: int, width: int, monkeypatch: pytest.MonkeyPatch
+    rows: int,
+    emulates: bool,
+    dtype: torch.dtype,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: rows >= 48)
-    x = matrix_of(rows, width).bfloat16()
+    monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: emulates)
+    x = matrix_of(rows, width).to(dtype)
     bias = torch.linspace(-1, 1, 40)
     for weight in weights_of(matrix_of(40, width)).values():
-        few = [layers.linear(part.float(), weight, bias).bfloat16() for part in x.split(5)]
+        few = [layers.linear(part.float(), weight, bias).to(dtype) for part in x.split(5)]
         assert torch.equal(layers.linear(x, weight, bias), torch.cat(few))
 
 
@@ -103,6 +115,7 @@ def test_scales_that_are_no_number_stay_so_in_bf16() -> None:
 @pytest.mark.parametrize("columns", [512, 16])
 def test_many_rows_in_fp32_are_exact(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trifold.fast.block_linear.COLUMNS", columns)
+    monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: False)
     x = matrix_of(12, 64)
     bias = torch.linspace(-1, 1, 40)
     for weight in weights_of(matrix_of(40, 64)).values():

@@ -41,17 +41,23 @@ def block_linear(
 ) -> Tensor:
     """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N) of `dtype`, by default that of x.
 
-    Rows in fp32, and many in bf16 where that is faster, are multiplied by a library, with some
-    outputs at a time decoded to the type of x. Others are multiplied as in decoding steps.
+    They are multiplied by a library, with some outputs at a time decoded to the type of x, or as in
+    decoding steps.
     """
     outputs, inputs = weight.shape
     rows = x.detach().reshape(-1, inputs)
-    by_library = x.dtype is torch.float32
-    if x.dtype is torch.bfloat16 and len(rows) >= MANY_ROWS:
-        by_library = not emulates_bf16_products()
-    multiply = _decoded_product if by_library else _step_products
+    multiply = _decoded_product if library_is_faster(rows) else _step_products
     out = multiply(rows, weight, None if bias is None else bias.detach())
     return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
+
+
+def library_is_faster(rows: Tensor) -> bool:
+    """Whether a library multiplies rows (R, K) faster than the instructions of decoding steps. It
+    is exact in fp32, and therefore used if it is not several times as slow.
+    """
+    if emulates_bf16_products():
+        return False
+    return rows.dtype is torch.float32 or len(rows) >= MANY_ROWS
 
 
 def _step_products(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
