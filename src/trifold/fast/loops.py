@@ -31,8 +31,17 @@ loop = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", cache=True)
 inline = njit(inline="always", fastmath=FASTMATH, error_model="numpy")
 # Part of the code of what calls it. As a function of its own it would exist twice in the process
 # that compiles a caller: alone and in the caller's module, optimized differently. That process
-# would execute the first, and those that load the caller from the cache the second.
-subroutine = njit(nogil=True, forceinline=True, fastmath=FASTMATH, error_model="numpy")
+# would execute the first, and those that load the caller from the cache the second. Only compiled
+# code calls it: without the two wrappers for other callers, each of which contains its code again,
+# the interpreter compiles in two thirds of the time.
+subroutine = njit(
+    nogil=True,
+    forceinline=True,
+    fastmath=FASTMATH,
+    error_model="numpy",
+    no_cpython_wrapper=True,
+    no_cfunc_wrapper=True,
+)
 
 
 # --- conversions ----------------------------------------------------------------------------------
