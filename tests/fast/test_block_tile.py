@@ -8,7 +8,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from trifold.fast.block_weight import LEVELS, BlockWeight
+from trifold.fast.block_weight import LEVELS, BlockWeight, pack_five_bits
+from trifold.fast.instruction import (
+    BLOCK4,
+    BLOCK4_LEVELS,
+    BLOCK4_OFFSETS,
+    BLOCK5,
+    BLOCK5_OFFSETS,
+    BLOCK8,
+    BLOCK_KINDS,
+)
 
 pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
@@ -18,13 +27,13 @@ from trifold.fast.block_tile import BLOCK_INSTRUCTIONS, supported_instructions
 
 BLOCKS = 3
 LARGEST = 127 * 256 + 127
-# Bits, whether there are offsets, and levels.
 KINDS = {
-    "8 bits": (8, False, False),
-    "8 bits with offsets": (8, True, False),
-    "4 bits": (4, False, False),
-    "4 bits with offsets": (4, True, False),
-    "levels": (4, False, True),
+    "8 bits": BLOCK_KINDS[BLOCK8],
+    "5 bits": BLOCK_KINDS[BLOCK5],
+    "5 bits with offsets": BLOCK_KINDS[BLOCK5_OFFSETS],
+    "4 bits": BLOCK_KINDS[BLOCK4],
+    "4 bits with offsets": BLOCK_KINDS[BLOCK4_OFFSETS],
+    "levels": BLOCK_KINDS[BLOCK4_LEVELS],
 }
 Array = NDArray[Any]
 
@@ -63,11 +72,14 @@ def test_the_sums_of_a_block_are_exact(instructions: str, kind: str) -> None:
 def weight_of(codes: Array, scales: Array, offsets: Array, kind: str) -> BlockWeight:
     """The matrix of this kind (16, 32 · blocks), of codes (16, blocks, 32)."""
     bits, has_offsets, has_levels = KINDS[kind]
+    packed = torch.from_numpy(codes).to(torch.uint8)
     if bits == 4:
-        codes = codes[..., :16] | codes[..., 16:] << 4
+        packed = packed[..., :16] | packed[..., 16:] << 4
+    if bits == 5:
+        packed = pack_five_bits(packed)
     halves = [torch.from_numpy(each).half() for each in (scales, offsets)]
     return BlockWeight.from_codes(
-        torch.from_numpy(codes).to(torch.uint8),
+        packed,
         halves[0],
         halves[1] if has_offsets else None,
         has_levels=has_levels,
@@ -78,10 +90,9 @@ def tiles_of(instructions: str, kind: str) -> Callable[..., Array]:
     """A function of a weight, integers (rows, blocks, 32), scales and terms (rows, blocks) that
     returns their products (rows, 16) fp32.
     """
-    bits, has_offsets, has_levels = KINDS[kind]
     own = BLOCK_INSTRUCTIONS[instructions]
     store = own.store
-    tile = own.new_tile(bits, has_offsets=has_offsets, has_levels=has_levels)
+    tile = own.new_tile(KINDS[kind])
 
     @njit
     def compiled(v, s, numbers, x, x_scales, terms, out):  # type: ignore[no-untyped-def]
@@ -96,7 +107,7 @@ def tiles_of(instructions: str, kind: str) -> Callable[..., Array]:
         x = np.zeros((*numbers.shape[:2], 64), np.uint8)
         out = np.zeros((len(numbers), 16), np.float32)
         x_scales = x_scales.astype(np.float32)
-        terms = terms.astype(np.float32 if has_offsets else np.int32)
+        terms = terms.astype(np.float32 if KINDS[kind].has_offsets else np.int32)
         places = [each.ctypes.data for each in (x, x_scales, terms, out)]
         compiled(weight.values.data_ptr(), weight.scales.data_ptr(), numbers, *places)
         return out

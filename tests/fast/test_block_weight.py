@@ -13,10 +13,13 @@ from trifold.hub.gguf.quantize import quantize
 KINDS = {kind.name: kind for kind in TYPES.values()}
 READERS = {
     "Q8_0": BlockWeight.from_q8_0,
+    "Q5_0": BlockWeight.from_q5_0,
+    "Q5_1": BlockWeight.from_q5_1,
     "Q4_0": BlockWeight.from_q4_0,
     "Q4_1": BlockWeight.from_q4_1,
     "IQ4_NL": BlockWeight.from_iq4_nl,
 }
+BITS = (8, 5, 4)
 # Types whose blocks nothing here writes -> one with the same bytes and other values.
 LIKE = {"IQ4_NL": "Q4_0"}
 
@@ -30,7 +33,7 @@ def matrix_of(rows: int, inputs: int, seed: int = 0) -> Tensor:
 
 def weights_of(matrix: Tensor) -> dict[str, BlockWeight]:
     """The matrix in each kind of block."""
-    weights = {f"{bits} bits": BlockWeight.quantize(matrix, bits) for bits in (8, 4)}
+    weights = {f"{bits} bits": BlockWeight.quantize(matrix, bits) for bits in BITS}
     if matrix.shape[1] % 32:  # files have whole blocks only
         return weights
     for name, read in READERS.items():
@@ -75,7 +78,15 @@ def test_four_bits_have_a_smaller_error_than_those_of_a_file() -> None:
     assert errors["4 bits"].mean() < 1.08 * errors["Q4_K"].mean()
 
 
-@given(st.integers(1, 40), st.integers(1, 140), st.sampled_from([8, 4]), st.integers(0, 2**31))
+def test_five_bits_have_a_smaller_error_than_those_of_a_file() -> None:
+    matrix = matrix_of(64, 256)
+    values = {name: weight.dequantize() for name, weight in weights_of(matrix).items()}
+    errors = {name: (each - matrix).square().mean(1) for name, each in values.items()}
+    assert (errors["5 bits"] < errors["Q5_0"]).all()
+    assert errors["5 bits"].mean() < 0.35 * errors["4 bits"].mean()
+
+
+@given(st.integers(1, 40), st.integers(1, 140), st.sampled_from(BITS), st.integers(0, 2**31))
 @settings(max_examples=20)
 def test_a_last_block_is_rounded_as_if_zeros_filled_it(
     rows: int, inputs: int, bits: int, seed: int
@@ -88,10 +99,11 @@ def test_a_last_block_is_rounded_as_if_zeros_filled_it(
     assert torch.equal(found, BlockWeight.quantize(filled, bits).dequantize()[:, :inputs])
 
 
-def test_zeros_stay_zeros_in_four_bits() -> None:
+@pytest.mark.parametrize("bits", BITS)
+def test_zeros_stay_zeros(bits: int) -> None:
     matrix = matrix_of(3, 64)
     matrix[1, 32:] = 0
-    assert not BlockWeight.quantize(matrix, 4).dequantize()[1, 32:].any()
+    assert not BlockWeight.quantize(matrix, bits).dequantize()[1, 32:].any()
 
 
 @pytest.mark.parametrize("width", [96, 1, 33, 100])
@@ -123,7 +135,7 @@ def test_a_matrix_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(weight.linear(x, None), whole[name][0])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", BITS)
 def test_a_transposed_matrix_is_rounded_as_its_copy(bits: int) -> None:
     """The matrices of GPT-2 are stored transposed."""
     matrix = matrix_of(64, 96).T
@@ -134,7 +146,7 @@ def test_a_transposed_matrix_is_rounded_as_its_copy(bits: int) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e8])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", BITS)
 def test_values_that_have_no_scale_are_refused(value: float, bits: int) -> None:
     matrix = matrix_of(3, 64)
     matrix[1, 40] = value

@@ -65,13 +65,22 @@ def test_logits_are_those_of_the_values(bits: int, dtype: torch.dtype) -> None:
             assert_near(blocks.head_outputs(inputs)["lm"], dense.head_outputs(inputs)["lm"], dtype)
 
 
-@pytest.mark.parametrize(("kind", "size"), [("Q8_0", 34), ("Q4_0", 18), ("Q4_1", 20)])
-def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str, size: int) -> None:
+READERS = {
+    "Q8_0": (34, BlockWeight.from_q8_0),
+    "Q5_0": (22, BlockWeight.from_q5_0),
+    "Q5_1": (24, BlockWeight.from_q5_1),
+    "Q4_0": (18, BlockWeight.from_q4_0),
+    "Q4_1": (20, BlockWeight.from_q4_1),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str) -> None:
+    size, read = READERS[kind]
     table = torch.randint(0, 100, (50, 3 * size), dtype=torch.uint8)
     order = torch.randperm(50)[:37]
     [(found, is_finite)] = lay_out([FileRows(table, order, kind)], torch.bfloat16, HugeMemory())
-    make = {"Q8_0": BlockWeight.from_q8_0, "Q4_0": BlockWeight.from_q4_0}
-    expected = make.get(kind, BlockWeight.from_q4_1)(table[order], (37, 96))
+    expected = read(table[order], (37, 96))
     assert torch.equal(found.values, expected.values)
     assert torch.equal(found.scales, expected.scales)
     assert is_finite

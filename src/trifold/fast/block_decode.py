@@ -6,25 +6,27 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from trifold.fast.block_tile import UNSIGNED_LEVELS
-from trifold.fast.block_weight import PANEL
-from trifold.fast.vector_code import FLOATS, WORDS, VectorCode, words
+from trifold.fast.block_tile import LINE, UNSIGNED_LEVELS
+from trifold.fast.block_weight import NIBBLES, PANEL
+from trifold.fast.instruction import BlockKind
+from trifold.fast.vector_code import FLOATS, WORD_TYPE, WORDS, VectorCode, long, words
 
 SHORTS = ir.VectorType(ir.IntType(16), PANEL)
 
 
-def _new_decoder(*, has_levels: bool, rounds: bool) -> Any:
-    """A function decode(words, shift, mask, scales, offsets, out): one code of each of the 16 words
-    at an address, (word >> shift) & mask, or its level, times scales plus offsets (16,) fp32 -> 16
-    fp32, or bf16 if it rounds, at the address `out`.
+def new_decoder(kind: BlockKind, *, rounds: bool) -> Any:
+    """A function decode(block, word, byte, scales, offsets, out): the codes of column 4 · word +
+    byte of a block at an address, or their levels, times scales plus offsets (16,) fp32 -> 16 fp32,
+    or bf16 if it rounds, at the address `out`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        packed, shift, mask, scales, offsets, out = arguments
+        block, word, byte, scales, offsets, out = arguments
         code = VectorCode(builder)
-        moved = builder.lshr(code.load(packed, WORDS), code.splat(shift))
-        numbers = builder.and_(moved, code.splat(mask))
-        floats = _level_floats(code, numbers) if has_levels else builder.uitofp(numbers, FLOATS)
+        numbers = _codes(code, kind.bits, block, word, byte)
+        floats = builder.uitofp(numbers, FLOATS)
+        if kind.has_levels:
+            floats = _level_floats(code, numbers)
         products = builder.fmul(floats, code.load(scales, FLOATS))
         values = builder.fadd(products, code.load(offsets, FLOATS))
         if rounds:
@@ -34,13 +36,34 @@ def _new_decoder(*, has_levels: bool, rounds: bool) -> Any:
 
     @intrinsic
     def decode(
-        typing: Any, words: Any, shift: Any, mask: Any, scales: Any, offsets: Any, out: Any
+        typing: Any, block: Any, word: Any, byte: Any, scales: Any, offsets: Any, out: Any
     ) -> Any:
-        addresses = types.int64
-        word = types.uint32
-        return types.void(addresses, word, word, addresses, addresses, addresses), generate
+        return types.void(*[types.int64] * 6), generate
 
     return decode
+
+
+def _codes(code: VectorCode, bits: int, block: Any, word: Any, byte: Any) -> Any:
+    """One code of each of 16 rows, as words."""
+    builder = code.builder
+    first = builder.mul(byte, long(8))
+    if bits == 8:
+        packed = code.load(code.moved(block, word, LINE), WORDS)
+        return builder.and_(_moved(code, packed, first), words(255))
+    line = builder.and_(word, long(NIBBLES - 1))
+    half = builder.and_(word, long(NIBBLES))  # 4 bits further in the upper half
+    packed = code.load(code.moved(block, line, LINE), WORDS)
+    codes = builder.and_(_moved(code, packed, builder.add(first, half)), words(15))
+    if bits == 5:
+        fifth = code.load(block, WORDS, LINE * NIBBLES)
+        bit = builder.and_(_moved(code, fifth, builder.add(first, word)), words(1))
+        codes = builder.or_(codes, builder.shl(bit, words(4)))
+    return codes
+
+
+def _moved(code: VectorCode, packed: Any, distance: Any) -> Any:
+    """Words shifted to the right by a number of bits."""
+    return code.builder.lshr(packed, code.splat(code.builder.trunc(distance, WORD_TYPE)))
 
 
 def _rounded(builder: Any, values: Any) -> Any:
@@ -62,9 +85,3 @@ def _level_floats(code: VectorCode, numbers: Any) -> Any:
         pairs = zip(choices[::2], choices[1::2], strict=True)
         choices = [builder.select(is_set, one, zero) for zero, one in pairs]
     return choices[0]
-
-
-decode_codes = _new_decoder(has_levels=False, rounds=False)
-decode_levels = _new_decoder(has_levels=True, rounds=False)
-decode_codes_to_bfloat16 = _new_decoder(has_levels=False, rounds=True)
-decode_levels_to_bfloat16 = _new_decoder(has_levels=True, rounds=True)

@@ -16,15 +16,23 @@ from trifold.fast.instruction import (
     BLOCK4,
     BLOCK4_LEVELS,
     BLOCK4_OFFSETS,
+    BLOCK5,
+    BLOCK5_OFFSETS,
     BLOCK8,
-    BLOCK_BITS,
+    BLOCK_KINDS,
     BLOCK_LAYOUT,
     INSTRUCTION,
-    ZERO_CODES,
 )
 from trifold.fast.thread_pool import divide_into_tasks, execute, set_fields
 
-KINDS = {"Q8_0": BLOCK8, "Q4_0": BLOCK4, "Q4_1": BLOCK4_OFFSETS, "IQ4_NL": BLOCK4_LEVELS}
+KINDS = {
+    "Q8_0": BLOCK8,
+    "Q5_0": BLOCK5,
+    "Q5_1": BLOCK5_OFFSETS,
+    "Q4_0": BLOCK4,
+    "Q4_1": BLOCK4_OFFSETS,
+    "IQ4_NL": BLOCK4_LEVELS,
+}
 
 
 class FileRows(NamedTuple):
@@ -42,7 +50,7 @@ class FileRows(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """(N, K) of the values."""
         dtype = KINDS[self.kind]
-        size = 2 * _numbers(dtype) + 4 * BLOCK_BITS[dtype]
+        size = 2 * _numbers(dtype) + 4 * BLOCK_KINDS[dtype].bits
         rows = len(self.table) if self.order is None else len(self.order)
         return rows, self.table.shape[1] // size * BLOCK
 
@@ -89,7 +97,7 @@ def lay_out(
 
 def _numbers(dtype: int) -> int:
     """The numbers of a block beside its codes: its scale, and the offset if it has one."""
-    return 2 if ZERO_CODES[dtype] == 0 else 1
+    return 2 if BLOCK_KINDS[dtype].has_offsets else 1
 
 
 def _allocate(
@@ -102,9 +110,9 @@ def _allocate(
         kind = KINDS[source.kind]
         panels = -(-rows // PANEL)
         blocks = inputs // BLOCK
-        values = memory.empty((panels, blocks, BLOCK_BITS[kind], PANEL, 4), torch.uint8)
+        values = memory.empty((panels, blocks, BLOCK_KINDS[kind].bits, PANEL, 4), torch.uint8)
         scales = memory.empty((panels, blocks, _numbers(kind), PANEL), torch.float16)
         shape = (rows, inputs)
-        has_levels = kind == BLOCK4_LEVELS
+        has_levels = BLOCK_KINDS[kind].has_levels
         weights.append(BlockWeight(values, scales, shape, dtype, has_levels=has_levels))
     return weights

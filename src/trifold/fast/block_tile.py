@@ -14,8 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from trifold.fast.block_weight import BLOCK, LEVELS, PANEL, WORD
-from trifold.fast.instruction import PREFETCH_BYTES
+from trifold.fast.block_weight import BLOCK, LEVELS, NIBBLES, PANEL, WORD
+from trifold.fast.instruction import PREFETCH_BYTES, BlockKind
 from trifold.fast.intrinsics import (
     bfloat16_at,
     float32_at,
@@ -49,16 +49,11 @@ class TileCode(VectorCode):
         self,
         builder: Any,
         rows: int,
-        bits: int,
-        *,
-        has_offsets: bool = False,
-        has_levels: bool = False,
+        kind: BlockKind,
     ) -> None:
         super().__init__(builder)
         self.rows = rows
-        self.bits = bits
-        self.has_offsets = has_offsets
-        self.has_levels = has_levels
+        self.bits, self.has_offsets, self.has_levels = kind
 
     def emit(
         self,
@@ -102,6 +97,17 @@ class TileCode(VectorCode):
         """
         raise NotImplementedError
 
+    def lower_bits(self, fifth: Any, word: Any) -> Any:
+        """The fifth bits of the codes of a word, as bits 4 of bytes, which are there as bits `word`
+        (0 … 3).
+        """
+        moved = self.builder.shl(fifth, self.builder.sub(words(4), word))
+        return self.builder.and_(moved, words(0x10101010))
+
+    def upper_bits(self, fifth: Any, word: Any) -> Any:
+        """The same for bits 4 + word."""
+        return self.builder.and_(self.builder.lshr(fifth, word), words(0x10101010))
+
     def scaled(
         self, sums: list[Any], scales: Any, factors: list[Any], terms: list[Any], totals: list[Any]
     ) -> list[Any]:
@@ -133,13 +139,7 @@ class Avx512Tile(TileCode):
 
     def products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
         """See `TileCode.products`."""
-        packed = [self.load(values, WORDS, LINE * word) for word in range(self.bits)]
-        codes = packed
-        if self.bits == 4:
-            upper = [self.builder.lshr(each, words(4)) for each in packed]
-            codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (*packed, *upper)]
-        if self.has_levels:
-            codes = [self.levels(each) for each in codes]
+        codes = self.codes(values)
         sums = []
         for x, term in zip(x_places, terms, strict=True):
             upper = words(0)
@@ -149,6 +149,21 @@ class Avx512Tile(TileCode):
                 lower = self.add_products(lower, code, x, WORD * word + BLOCK)
             sums.append(self.builder.add(self.builder.shl(upper, words(8)), lower))
         return sums
+
+    def codes(self, values: Any) -> list[Any]:
+        """The codes, or their levels, of the 8 words of a block."""
+        packed = [self.load(values, WORDS, LINE * word) for word in range(self.bits)]
+        if self.bits == 8:
+            return packed
+        nibbles = packed[:NIBBLES]
+        upper = [self.builder.lshr(each, words(4)) for each in nibbles]
+        codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (*nibbles, *upper)]
+        if self.bits == 5:
+            lower_bits = [self.lower_bits(packed[-1], words(word)) for word in range(NIBBLES)]
+            upper_bits = [self.upper_bits(packed[-1], words(word)) for word in range(NIBBLES)]
+            both = zip(codes, lower_bits + upper_bits, strict=True)
+            codes = [self.builder.or_(each, bits) for each, bits in both]
+        return [self.levels(each) for each in codes] if self.has_levels else codes
 
     def levels(self, codes: Any) -> Any:
         """The levels of 64 codes in bytes. The instruction has a table for each 16 of them."""
@@ -203,32 +218,40 @@ class Avx2Tile(TileCode):
             sums = [self.splat(self.load(term, WORD_TYPE)) for term in terms]
 
         def body(word: Any, sums: list[Any]) -> list[Any]:
-            packed = self.load(self.moved(values, word, LINE), WORDS)
+            codes_of_word = self.codes(values, word)
             places = [self.moved(x, word, 2 * WORD) for x in x_places]
-            for at, codes in self.pairs(packed):
+            for at, codes in self.pairs(codes_of_word):
                 own = [self.splat(self.load(place, WORD_TYPE, at)) for place in places]
                 sums = [self.add_products(*each, codes) for each in zip(sums, own, strict=True)]
                 if len(sums) > 1:
                     sums = [self.ordered(each) for each in sums]
             return sums
 
-        return self.loop(long(self.bits), sums, body)
+        return self.loop(long(self.bits if self.bits == 8 else NIBBLES), sums, body)
 
-    def pairs(self, packed: Any) -> Iterator[tuple[int, Any]]:
+    def pairs(self, codes_of_word: list[Any]) -> Iterator[tuple[int, Any]]:
         """Pairs of codes of a word, and how many bytes behind the word's activations theirs are."""
         shorts = ir.VectorType(ir.IntType(16), 2 * PANEL)
         eight = ir.Constant(shorts, [8] * 2 * PANEL)
-        for part, codes in enumerate(self.codes(packed)):
+        for part, codes in enumerate(codes_of_word):
             yield BLOCK * part, self.builder.and_(codes, words(0x00FF00FF))
             odd = self.builder.lshr(self.builder.bitcast(codes, shorts), eight)
             yield BLOCK * part + WORD, self.builder.bitcast(odd, WORDS)
 
-    def codes(self, packed: Any) -> list[Any]:
-        """The codes in the bytes of words, or in their lower and in their upper halves."""
+    def codes(self, values: Any, word: Any) -> list[Any]:
+        """The codes, or their levels, in the bytes of a word, or in the lower and in the upper
+        halves of its bytes.
+        """
+        packed = self.load(self.moved(values, word, LINE), WORDS)
         if self.bits == 8:
             return [packed]
         upper = self.builder.lshr(packed, words(4))
         codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (packed, upper)]
+        if self.bits == 5:
+            fifth = self.load(values, WORDS, LINE * NIBBLES)
+            number = self.splat(self.builder.trunc(word, WORD_TYPE))
+            both = (self.lower_bits(fifth, number), self.upper_bits(fifth, number))
+            codes = [self.builder.or_(each, own) for each, own in zip(codes, both, strict=True)]
         return [self.levels(each) for each in codes] if self.has_levels else codes
 
     def levels(self, codes: Any) -> Any:
@@ -295,6 +318,18 @@ def half_to_float(bits: Any) -> Any:
     return -number if np.uint32(bits) >= np.uint32(0x8000) else number
 
 
+@inline
+def code_at(block: Any, bits: Any, lane: Any, word: Any, byte: Any) -> Any:
+    """The code of column 4 · word + byte of a row of a panel, of the bytes of a block."""
+    place = WORD * lane + byte
+    if bits == 8:
+        return np.int32(block[LINE * word + place])
+    code = (np.int32(block[LINE * (word % NIBBLES) + place]) >> (4 * (word // NIBBLES))) & 15
+    if bits == 5:
+        code |= ((np.int32(block[LINE * NIBBLES + place]) >> word) & 1) << 4
+    return np.int32(code)
+
+
 @subroutine
 def loop_tile(
     rows: Any,
@@ -324,13 +359,10 @@ def loop_tile(
             total = F(0)
             for block in range(blocks):
                 products = np.int32(0) if has_offsets else terms[block]
-                first = block * LINE * bits + WORD * lane
+                first = block * LINE * bits
                 for word in range(BLOCK // WORD):
-                    place = first + LINE * (word % bits)
-                    shift = 4 if word >= bits else 0
-                    mask = 15 if bits == 4 else 255
                     for byte in range(WORD):
-                        code = (np.int32(codes[place + byte]) >> shift) & mask
+                        code = code_at(codes[first:], bits, lane, word, byte)
                         if has_levels:
                             code = np.int32(UNSIGNED_LEVELS[code])
                         number = np.int32(own[BLOCK * block + WORD * word + byte])
@@ -342,8 +374,9 @@ def loop_tile(
             result[lane] = total
 
 
-def new_loop(bits: int, *, has_offsets: bool = False, has_levels: bool = False) -> Any:
+def new_loop(kind: BlockKind) -> Any:
     """The loop as a function like that of `new_tile`."""
+    bits, has_offsets, has_levels = kind
 
     @subroutine
     def loop(
@@ -357,8 +390,8 @@ def new_loop(bits: int, *, has_offsets: bool = False, has_levels: bool = False) 
         out: Any,
         stride: Any,
     ) -> None:
-        kind = (bits, has_offsets, has_levels)
-        loop_tile(rows, *kind, values, scales, blocks, x, x_scales, x_terms, out, stride)
+        own = (rows, bits, has_offsets, has_levels)
+        loop_tile(*own, values, scales, blocks, x, x_scales, x_terms, out, stride)
 
     return loop
 
@@ -366,9 +399,7 @@ def new_loop(bits: int, *, has_offsets: bool = False, has_levels: bool = False) 
 # --- this processor -------------------------------------------------------------------------------
 
 
-def new_tile(
-    code: type[TileCode], bits: int, *, has_offsets: bool = False, has_levels: bool = False
-) -> Any:
+def new_tile(code: type[TileCode], kind: BlockKind) -> Any:
     """A function tile(rows, values, scales, blocks, x, x_scales, x_terms, out, stride): the
     products of the 16 rows of a panel and of 8, 4, 2 or 1 rows of activations, quantized by
     `step_blocks`.
@@ -377,10 +408,7 @@ def new_tile(
     x (rows, blocks, 64) bytes, x_scales and x_terms (rows, blocks), and of the result (rows, 16)
     fp32, whose rows are `stride` bytes apart.
     """
-    eight, four, two, one = (
-        _fixed_tile(code, rows, bits, has_offsets=has_offsets, has_levels=has_levels)
-        for rows in (8, 4, 2, 1)
-    )
+    eight, four, two, one = (_fixed_tile(code, kind, rows) for rows in (8, 4, 2, 1))
 
     @subroutine
     def tile(
@@ -406,14 +434,11 @@ def new_tile(
     return tile
 
 
-def _fixed_tile(
-    code: type[TileCode], rows: int, bits: int, *, has_offsets: bool, has_levels: bool
-) -> Any:
+def _fixed_tile(code: type[TileCode], kind: BlockKind, rows: int) -> Any:
     """The same of so many rows."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        tile = code(builder, rows, bits, has_offsets=has_offsets, has_levels=has_levels)
-        tile.emit(*arguments)
+        code(builder, rows, kind).emit(*arguments)
         return context.get_dummy_value()
 
     @intrinsic
@@ -436,13 +461,13 @@ def _fixed_tile(
 class BlockInstructions(NamedTuple):
     """How a processor with these features, by the names of LLVM, multiplies blocks.
 
-    new_tile: a function of bits and flags that returns a tile, as the function `new_tile`. store: a
-        function of the address of a block of activations (64 bytes), an index and an integer, which
-        it stores where the tile expects it.
+    new_tile: a function of a kind of blocks that returns a tile, as the function `new_tile`.
+    store: a function of the address of a block of activations (64 bytes), an index and an integer,
+        which it stores where the tile expects it.
     """
 
     features: tuple[str, ...]
-    new_tile: Callable[..., Any]
+    new_tile: Callable[[BlockKind], Any]
     store: Any
 
 

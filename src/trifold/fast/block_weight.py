@@ -1,11 +1,12 @@
-"""Weights in blocks of 32 values with a scale each: 8 or 4 bits a value, as in GGUF files.
+"""Weights in blocks of 32 values with a scale each: 8, 5 or 4 bits a value, as in GGUF files.
 
-`BlockWeight.quantize` rounds a matrix. `from_q8_0`, `from_q4_0` and `from_q4_1` take the blocks of
-a GGUF file, which keep their values bit for bit: they are only laid out again.
+`BlockWeight.quantize` rounds a matrix. `from_q8_0`, `from_q5_0`, `from_q4_0` and the like take the
+blocks of a GGUF file, which keep their values bit for bit: they are only laid out again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ BLOCK = 32  # values with one scale
 PANEL = 16  # rows that are read together
 WORD = 4  # codes of one row that are multiplied together
 CHUNK = 2**20  # values that are quantized or dequantized at a time, to bound the memory of copies
-ZERO_CODES = {8: 128, 4: 8}  # the code of the value 0, by bits; 0 with offsets
+NIBBLES = 4  # words of a block with 4 bits of each code
+ZERO_CODES = {8: 128, 5: 16, 4: 8}  # the code of the value 0, by bits; 0 with offsets
 # The levels of 4 bits: near 0, where most weights are, they are closer. They are those of IQ4_NL.
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Levels that the largest value of a block gets, one trial each. Between two it is rounded to one.
 LARGEST = (-127, -137, 113, -108, -122, 120)
+FIVE_BIT_LARGEST = (-16, -15.5, -16.5, -15, 15, 15.5)
 
 
 class BlockWeight(QuantizedWeight):
@@ -31,9 +34,10 @@ class BlockWeight(QuantizedWeight):
 
     values: (N / 16, blocks, words, 16, 4) bytes. Rows are read 16 at a time: of each block, first 4
         codes of each of the rows, then the next 4. In 8 bits a block has 8 words. In 4 bits it has
-        4: the lower halves of its bytes are its first 16 codes, the upper halves the others.
+        4: the lower halves of its bytes are its first 16 codes, the upper halves the others. In 5
+        bits it has one more, with the fifth bits (`fifth_bits`).
     scales: (N / 16, blocks, 1 or 2, 16) float16, the scale of each row and, if there are two, its
-        offset. Without offsets, the code of 0 is 128 (in 8 bits) or 8.
+        offset. Without offsets, the code of 0 is 128 (in 8 bits), 16 or 8.
     has_levels: whether codes, of 4 bits, are numbers of LEVELS.
     shape: (N, K). Rows that fill the last 16 have scales of 0. Codes that fill the last block of a
         row are of no column: activations have zeros there.
@@ -72,11 +76,12 @@ class BlockWeight(QuantizedWeight):
         has_levels: bool = False,
         inputs: int | None = None,
     ) -> BlockWeight:
-        """The matrix of codes (N, blocks, 32 or 16) uint8 and scales and offsets (N, blocks)
+        """The matrix of codes (N, blocks, 32, 20 or 16) uint8 and scales and offsets (N, blocks)
         float16.
 
-        16 bytes hold 32 codes of 4 bits, the first 16 in their lower halves. inputs: K, by default
-        all columns of the blocks.
+        16 bytes hold 32 codes of 4 bits, the first 16 in their lower halves; of codes of 5 bits, 4
+        bytes with the fifth bits follow (`fifth_bits`). inputs: K, by default all columns of the
+        blocks.
         """
         rows, blocks, size = codes.shape
         if inputs is None:
@@ -100,6 +105,28 @@ class BlockWeight(QuantizedWeight):
         """The matrix of this shape in blocks of Q8_0, bytes: a float16 scale and 32 int8."""
         table = blocks.view(shape[0], -1, 34)
         return cls.from_codes(table[..., 2:] ^ 128, _half(table, 0), dtype=dtype)
+
+    @classmethod
+    def from_q5_0(
+        cls, blocks: Tensor, shape: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> BlockWeight:
+        """The matrix of this shape in blocks of Q5_0, bytes: a float16 scale, the fifth bits of 32
+        codes, and 16 pairs of the others.
+        """
+        table = blocks.view(shape[0], -1, 22)
+        codes = _five_bit_codes(table[..., 2:6], table[..., 6:])
+        return cls.from_codes(codes, _half(table, 0), dtype=dtype)
+
+    @classmethod
+    def from_q5_1(
+        cls, blocks: Tensor, shape: tuple[int, int], dtype: torch.dtype = torch.float32
+    ) -> BlockWeight:
+        """The matrix of this shape in blocks of Q5_1, bytes: a float16 scale, a float16 offset, the
+        fifth bits of 32 codes, and 16 pairs of the others.
+        """
+        table = blocks.view(shape[0], -1, 24)
+        codes = _five_bit_codes(table[..., 4:8], table[..., 8:])
+        return cls.from_codes(codes, _half(table, 0), _half(table, 2), dtype=dtype)
 
     @classmethod
     def from_q4_0(
@@ -134,19 +161,18 @@ class BlockWeight(QuantizedWeight):
     @classmethod
     @torch.no_grad()
     def quantize(cls, matrix: Tensor, bits: int, dtype: torch.dtype | None = None) -> BlockWeight:
-        """The matrix (N, K) rounded to 8 bits, as llama.cpp's Q8_0, or to levels of 4 bits with
-        scales of the smallest square error among a few.
+        """The matrix (N, K) rounded to 8 bits, as llama.cpp's Q8_0, or to 5 bits or levels of 4
+        bits with scales of the smallest square error among a few.
 
         Raises ValueError for values that are not finite or too large for a float16 scale.
         """
         rows, inputs = matrix.shape
         blocks = blocks_of(inputs)
-        codes = torch.empty(
-            rows, blocks, BLOCK * bits // 8, dtype=torch.uint8, device=matrix.device
-        )
+        code_bytes = BLOCK * bits // 8
+        codes = torch.empty(rows, blocks, code_bytes, dtype=torch.uint8, device=matrix.device)
         scales = torch.empty(rows, blocks, dtype=torch.float16, device=matrix.device)
         step = max(1, CHUNK // inputs)
-        encode = {8: _eight_bits, 4: _four_bits}[bits]
+        encode = {8: _eight_bits, 5: _five_bits, 4: _four_bits}[bits]
         problem = f"has values that are not finite or too large for {bits} bits"
         for start in range(0, rows, step):
             part = slice(start, start + step)
@@ -182,7 +208,7 @@ class BlockWeight(QuantizedWeight):
 
     @property
     def bits(self) -> int:
-        """Of each value: 8 or 4."""
+        """Of each value: 8, 5 or 4."""
         return self.values.shape[2]
 
     @property
@@ -231,8 +257,12 @@ class BlockWeight(QuantizedWeight):
         """The same values by block (..., blocks, 32), in the order of arithmetic of the `gguf`
         package.
         """
-        if self.bits == 4:
-            codes = torch.cat([codes & 15, codes >> 4], -2)
+        if self.bits < 8:
+            nibbles = codes[..., :NIBBLES, :]
+            fifth = codes[..., NIBBLES:, :]
+            codes = torch.cat([nibbles & 15, nibbles >> 4], -2)
+        if self.bits == 5:
+            codes |= ((fifth >> _word_numbers(codes.device)) & 1) << 4
         if self.has_levels:
             levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
             numbers = _looked_up(levels, codes.flatten(-2).int())
@@ -290,6 +320,51 @@ def _whole_panels(x: Tensor) -> Tensor:
     return x.reshape(-1, PANEL, *x.shape[1:])
 
 
+# --- 5 bits ---------------------------------------------------------------------------------------
+
+
+def _swap(upper: int, lower: int) -> tuple[int, int]:
+    """How two bits of the numbers of the 32 bits of a word change places: a distance, and those of
+    its bits that are moved by it, up and down.
+    """
+    moved = [n for n in range(BLOCK) if not n >> upper & 1 and n >> lower & 1]
+    return 2**upper - 2**lower, sum(1 << number for number in moved)
+
+
+_SWAPS = (_swap(4, 1), _swap(3, 0), _swap(2, 1), _swap(1, 0))
+
+
+def fifth_bits(word: Any) -> Any:
+    """The fifth bits of 32 codes, int32, as blocks have them: that of code 4 · w + b, its number in
+    the given word, becomes bit w of byte b. One shift then moves those of four codes to their
+    places.
+    """
+    for distance, mask in _SWAPS:
+        moved = ((word >> distance) ^ word) & mask
+        word = word ^ moved ^ (moved << distance)
+    return word
+
+
+def _five_bit_codes(fifth: Tensor, nibbles: Tensor) -> Tensor:
+    """The codes (..., 20) of blocks with fifth bits (..., 4) in their order and pairs (..., 16) of
+    the others, all bytes.
+    """
+    words = fifth.clone(memory_format=torch.contiguous_format).view(torch.int32)
+    return torch.cat([nibbles, fifth_bits(words).view(torch.uint8)], -1)
+
+
+def pack_five_bits(codes: Tensor) -> Tensor:
+    """Codes of 5 bits (..., 32) uint8 -> (..., 20), as `BlockWeight.from_codes` takes them."""
+    bits = (codes >> 4).unflatten(-1, (-1, WORD)) << _word_numbers(codes.device)
+    fifth = bits.sum(-2, dtype=torch.uint8)
+    return torch.cat([(codes[..., :16] & 15) | (codes[..., 16:] << 4), fifth], -1)
+
+
+def _word_numbers(device: torch.device) -> Tensor:
+    """The numbers (8, 1) of the words of 32 codes, which are the bits of their fifth bits."""
+    return torch.arange(BLOCK // WORD, dtype=torch.uint8, device=device)[:, None]
+
+
 # --- rounding -------------------------------------------------------------------------------------
 
 
@@ -315,34 +390,56 @@ def _eight_bits(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of codes of levels (B, 16) and scales (B,) of values (B, 32) fp32.
+    """Pairs of codes of levels (B, 16) and scales (B,) of values (B, 32) fp32."""
+    table = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
+    # What lies between two levels is a multiple of a half.
+    numbers = torch.arange(-256, 256, device=x.device) / 2
+    nearest = (numbers[:, None] - table).abs().argmin(1)
+    level_of = table[nearest]
+
+    def rounded(scales: Tensor) -> Tensor:
+        return _looked_up(level_of, _half_steps(x, scales))
+
+    levels, scales = _search(x, rounded, LARGEST)
+    codes = _looked_up(nearest.to(torch.uint8), (2 * levels + 256).int())
+    return codes[:, :16] | (codes[:, 16:] << 4), scales
+
+
+def _five_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (B, 20) and scales (B,) of values (B, 32) fp32."""
+
+    def rounded(scales: Tensor) -> Tensor:
+        return (x * _inverse(scales)).round_().clamp_(-16, 15)
+
+    levels, scales = _search(x, rounded, FIVE_BIT_LARGEST)
+    return pack_five_bits((levels + ZERO_CODES[5]).to(torch.uint8)), scales
+
+
+def _search(
+    x: Tensor, rounded: Callable[[Tensor], Tensor], trials: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Levels (B, 32) and scales (B,) float16 of values (B, 32) fp32; rounded: the levels of x with
+    scales (B, 1).
 
     Each trial gives the largest value another level and rounds the others with that scale. The best
     trial is the one whose levels have the smallest square error with a scale fitted to them.
     """
-    levels = torch.tensor(LEVELS, dtype=torch.float32, device=x.device)
-    numbers = torch.arange(-256, 256, device=x.device) / 2
-    nearest = (numbers[:, None] - levels).abs().argmin(1)
-    level_of = levels[nearest]
     largest = x.gather(1, x.abs().argmax(1, keepdim=True))
     best = torch.full_like(largest, -1)
     scales = torch.zeros_like(largest)
-    for level in LARGEST:
-        product, square = _moments(_looked_up(level_of, _half_steps(x, largest / level)), x)
+    for level in trials:
+        product, square = _moments(rounded(largest / level), x)
         gain = product * product / square  # by which the fitted scale lowers the square error
         is_better = gain > best
         best = torch.where(is_better, gain, best)
         scales = torch.where(is_better, product / square, scales)
-    rounded = _half_steps(x, scales)
-    product, square = _moments(_looked_up(level_of, rounded), x)
-    codes = _looked_up(nearest.to(torch.uint8), rounded)
-    return codes[:, :16] | (codes[:, 16:] << 4), (product / square)[:, 0].half()
+    levels = rounded(scales)
+    product, square = _moments(levels, x)
+    return levels, (product / square)[:, 0].half()
 
 
 def _half_steps(x: Tensor, scales: Tensor) -> Tensor:
-    """The nearest integers to 2 · x (B, 32) / scale in -256 … 255, plus 256. x is finite. What lies
-    between two levels is a multiple of a half.
-    """
+    """The nearest integers to 2 · x (B, 32) / scale in -256 … 255, plus 256. x is finite."""
     return (x * _inverse(scales / 2)).round_().clamp_(-256, 255).add_(256).int()
 
 
@@ -352,5 +449,6 @@ def _looked_up(table: Tensor, indices: Tensor) -> Tensor:
 
 
 def _moments(levels: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ level · x and Σ level² of each block, (B, 1). The second one is not 0: no level is 0."""
-    return (levels * x).sum(1, keepdim=True), (levels * levels).sum(1, keepdim=True)
+    """Σ level · x and Σ level² of each block, (B, 1). Where all levels are 0, the second is 1."""
+    square = (levels * levels).sum(1, keepdim=True)
+    return (levels * x).sum(1, keepdim=True), square.clamp_min_(1)

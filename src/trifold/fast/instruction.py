@@ -6,6 +6,8 @@ given by address, 0 for an absent one; the caller keeps them alive. Strides coun
 bytes.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
@@ -13,11 +15,6 @@ BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE, BLOCK_LAYOUT = 7, 8, 9, 10
 EMBED, BLOCK_EMBED, SCALE = 11, 12, 13
 FLOAT32, BFLOAT16 = 0, 1
 ITEM_BYTES = (4, 2)
-# The kinds of weights in blocks: their bits, and the code (or level) of 0, which those with offsets
-# lack.
-BLOCK8, BLOCK4, BLOCK8_OFFSETS, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(5)
-BLOCK_BITS = (8, 4, 8, 4, 4)
-ZERO_CODES = (128, 8, 0, 0, 128)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)
@@ -32,6 +29,37 @@ ACTIVATIONS = {
     "relu2": RELU2,
 }
 """The codes of activations of `nn.layers`; a layer with another one has no instruction."""
+
+
+class BlockKind(NamedTuple):
+    """A kind of weights in blocks: the bits of a code, whether blocks have offsets, and whether
+    codes are numbers of levels.
+    """
+
+    bits: int
+    has_offsets: bool = False
+    has_levels: bool = False
+
+    @property
+    def zero(self) -> int:
+        """The code, or the level as an unsigned byte, of 0; 0 with offsets."""
+        if self.has_offsets:
+            return 0
+        return 128 if self.has_levels else 2 ** (self.bits - 1)
+
+
+# Their numbers in instructions are their places here.
+BLOCK_KINDS = (
+    BlockKind(8),
+    BlockKind(5),
+    BlockKind(5, has_offsets=True),
+    BlockKind(4),
+    BlockKind(4, has_offsets=True),
+    BlockKind(4, has_levels=True),
+)
+BLOCK8, BLOCK5, BLOCK5_OFFSETS, BLOCK4, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(len(BLOCK_KINDS))
+BLOCK_BITS = tuple(kind.bits for kind in BLOCK_KINDS)
+ZERO_CODES = tuple(kind.zero for kind in BLOCK_KINDS)
 
 INTEGER_FIELDS = (
     *("opcode", "waits", "tasks"),  # waits: 1 if it starts after all instructions before it

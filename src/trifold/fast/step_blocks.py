@@ -10,17 +10,14 @@ of 4 bytes. Zeros fill the last block.
 A library multiplies the rows of a prompt, in parts of the outputs: `dequantize_panel`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_decode import (
-    decode_codes,
-    decode_codes_to_bfloat16,
-    decode_levels,
-    decode_levels_to_bfloat16,
-)
+from trifold.fast.block_decode import new_decoder
 from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS, half_to_float
 from trifold.fast.block_weight import BLOCK, PANEL, WORD, blocks_of as plain_blocks_of
 from trifold.fast.intrinsics import (
@@ -44,6 +41,30 @@ from trifold.fast.step_linear import finish
 store_integer = INSTRUCTIONS.store
 outputs_per_block_task = subroutine(ins.outputs_per_block_task)
 blocks_of = subroutine(plain_blocks_of)
+
+
+def _by_kind(new: Callable[[ins.BlockKind], Any], number: int = 0) -> Any:
+    """A function of the number of a kind of blocks, from `number` on, and of what follows: it calls
+    the one that `new` makes for that kind.
+    """
+    own = new(ins.BLOCK_KINDS[number])
+    if number == len(ins.BLOCK_KINDS) - 1:
+
+        @subroutine
+        def call_last(kind: Any, *arguments: Any) -> None:
+            own(*arguments)
+
+        return call_last
+    others = _by_kind(new, number + 1)
+
+    @subroutine
+    def call(kind: Any, *arguments: Any) -> None:
+        if kind == number:
+            own(*arguments)
+        else:
+            others(kind, *arguments)
+
+    return call
 
 
 @inline
@@ -134,18 +155,8 @@ def release_rows(op: Any, memory: int) -> None:
 # --- matmul ---------------------------------------------------------------------------------------
 
 
-def _tile_of(kind: int) -> Any:
-    """A function that multiplies 8, 4, 2 or 1 rows with a panel of this kind of weights."""
-    return INSTRUCTIONS.new_tile(
-        ins.BLOCK_BITS[kind],
-        has_offsets=ins.ZERO_CODES[kind] == 0,
-        has_levels=kind == ins.BLOCK4_LEVELS,
-    )
-
-
-_eight_bits, _four_bits, _eight_bits_offsets, _four_bits_offsets, _levels = map(
-    _tile_of, range(len(ins.BLOCK_BITS))
-)
+# Multiplies 8, 4, 2 or 1 rows with a panel.
+_tile = _by_kind(INSTRUCTIONS.new_tile)
 
 
 @subroutine
@@ -169,16 +180,7 @@ def _multiply_panel(
         x_scales = memory + 2 * BLOCK * op.rows * blocks + 4 * row * blocks
         x_terms = x_scales + 4 * op.rows * blocks
         target = out + done * stride
-        if op.dtype == ins.BLOCK8:
-            _eight_bits(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
-        elif op.dtype == ins.BLOCK4:
-            _four_bits(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
-        elif op.dtype == ins.BLOCK8_OFFSETS:
-            _eight_bits_offsets(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
-        elif op.dtype == ins.BLOCK4_LEVELS:
-            _levels(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
-        else:
-            _four_bits_offsets(count, values, scales, blocks, x, x_scales, x_terms, target, stride)
+        _tile(op.dtype, count, values, scales, blocks, x, x_scales, x_terms, target, stride)
         done += count
 
 
@@ -214,23 +216,8 @@ def block_matmul(op: Any, task: int, memory: int) -> None:
 # --- rows of a prompt -----------------------------------------------------------------------------
 
 
-@subroutine
-def _decode(op: Any, codes: int, shift: Any, mask: Any, scratch: int, place: int) -> None:
-    """16 codes -> out[place : place + 16]. scratch: where their scales and offsets are."""
-    offsets = scratch + 4 * PANEL
-    has_levels = op.dtype == ins.BLOCK4_LEVELS
-    if op.rounds == 0:
-        out = op.out + 4 * place
-        if has_levels:
-            decode_levels(codes, shift, mask, scratch, offsets, out)
-        else:
-            decode_codes(codes, shift, mask, scratch, offsets, out)
-    else:
-        out = op.out + 2 * place
-        if has_levels:
-            decode_levels_to_bfloat16(codes, shift, mask, scratch, offsets, out)
-        else:
-            decode_codes_to_bfloat16(codes, shift, mask, scratch, offsets, out)
+_decode = _by_kind(partial(new_decoder, rounds=False))
+_decode_to_bfloat16 = _by_kind(partial(new_decoder, rounds=True))
 
 
 @subroutine
@@ -253,13 +240,14 @@ def dequantize_panel(op: Any, panel: int) -> None:
             offsets[lane] = -zero * scales[lane]
             if kinds == 2:
                 offsets[lane] = half_to_float(halves[PANEL + lane])
+        codes = op.weight + LINE * bits * number
         for word in range(BLOCK // WORD):
-            codes = op.weight + LINE * (bits * number + word % bits)
-            shift = 4 if word >= bits else 0
-            mask = np.uint32(15 if bits == 4 else 255)
             for byte in range(WORD):
                 column = BLOCK * block + WORD * word + byte
                 place = column * op.outputs + PANEL * panel
-                moved = np.uint32(shift + 8 * byte)
-                _decode(op, codes, moved, mask, scratch, place)
+                own = (codes, word, byte, scratch, scratch + 4 * PANEL)
+                if op.rounds == 0:
+                    _decode(op.dtype, *own, op.out + 4 * place)
+                else:
+                    _decode_to_bfloat16(op.dtype, *own, op.out + 2 * place)
     release(scratch)

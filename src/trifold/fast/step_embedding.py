@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import LINE, half_to_float
+from trifold.fast.block_tile import LINE, code_at, half_to_float
 from trifold.fast.block_weight import BLOCK, LEVELS, PANEL, WORD
 from trifold.fast.instruction import BLOCK4_LEVELS, FLOAT32
 from trifold.fast.intrinsics import bfloat16_at, float32_at, int64_at, uint8_at
@@ -47,7 +47,6 @@ def embed_block_row(op: Any, row: int) -> None:
     out = float32_at(op.out + 4 * row * width, width)
     bits = ins.BLOCK_BITS[op.dtype]
     zero = ins.ZERO_CODES[op.dtype]
-    mask = 15 if bits == 4 else 255
     kinds = 2 if zero == 0 else 1
     blocks = blocks_of(width)
     lane = token % PANEL
@@ -58,10 +57,8 @@ def embed_block_row(op: Any, row: int) -> None:
         scale = half_to_float(halves[lane])
         offset = half_to_float(halves[PANEL + lane]) if kinds == 2 else F(0)
         for word in range(BLOCK // WORD):
-            first = LINE * (word % bits) + WORD * lane
-            shift = 4 if word >= bits else 0
             for byte in range(WORD):
-                code = (np.int32(codes[first + byte]) >> shift) & mask
+                code = code_at(codes, bits, lane, word, byte)
                 if op.dtype == BLOCK4_LEVELS:
                     code = np.int32(LEVELS[code]) + zero
                 column = BLOCK * block + WORD * word + byte

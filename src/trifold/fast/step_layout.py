@@ -6,12 +6,14 @@ import numpy as np
 
 from trifold.fast import instruction as ins
 from trifold.fast.block_tile import LINE
-from trifold.fast.block_weight import BLOCK, PANEL
+from trifold.fast.block_weight import BLOCK, PANEL, fifth_bits as plain_fifth_bits
 from trifold.fast.intrinsics import bfloat16_at, int32_at, int64_at
-from trifold.fast.loops import subroutine
+from trifold.fast.loops import inline, subroutine
 
 INFINITE = np.uint16(0x7C00)  # the exponent of float16 numbers that are not finite
 SIGNS = np.int32(-0x7F7F7F80)  # 0x80 in four bytes: int8 -> codes whose zero is 128
+
+fifth_bits = subroutine(plain_fifth_bits)
 
 
 @subroutine
@@ -26,7 +28,6 @@ def lay_out_panel(op: Any, panel: int) -> None:
     words = ins.BLOCK_BITS[op.dtype]
     kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
     size = 2 * kinds + 4 * words
-    flipped = SIGNS if op.dtype == ins.BLOCK8 else np.int32(0)
     values = int32_at(op.out + panel * blocks * LINE * words, blocks * words * PANEL)
     scales = bfloat16_at(op.scales + 2 * PANEL * kinds * panel * blocks, blocks * kinds * PANEL)
     for lane in range(PANEL):
@@ -46,7 +47,22 @@ def lay_out_panel(op: Any, panel: int) -> None:
                     int32_at(op.bias, 1)[0] = 1
             codes = int32_at(place + 2 * kinds, words)
             for word in range(words):
-                values[(block * words + word) * PANEL + lane] = codes[word] ^ flipped
+                values[(block * words + word) * PANEL + lane] = _word(codes, word)
+
+
+@inline
+def _word(codes: Any, word: int) -> Any:
+    """A word of a block of `BlockWeight`, of the codes (words,) int32 of a block of a file. Those
+    of 5 bits are first the fifth bits in the order of the codes, then 4 bits of each.
+    """
+    words = codes.shape[0]
+    if words == 8:
+        return codes[word] ^ SIGNS
+    if words == 4:
+        return codes[word]
+    if word == 4:
+        return np.int32(fifth_bits(codes[0]))
+    return codes[word + 1]
 
 
 @subroutine

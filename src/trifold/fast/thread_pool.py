@@ -22,15 +22,12 @@ from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.instruction import (
     BFLOAT16,
-    BLOCK4,
-    BLOCK4_LEVELS,
-    BLOCK4_OFFSETS,
-    BLOCK8,
-    BLOCK8_OFFSETS,
+    BLOCK_KINDS,
     BLOCK_MATMUL,
     FLOAT32,
     INSTRUCTION,
     MATMUL,
+    BlockKind,
     outputs_per_block_task,
     outputs_per_task,
 )
@@ -126,11 +123,7 @@ def _block_fields(weight: BlockWeight) -> dict[str, Field]:
 
 def block_kind(weight: BlockWeight) -> int:
     """The number of its kind in instructions."""
-    if weight.has_levels:
-        return BLOCK4_LEVELS
-    if weight.has_offsets:
-        return BLOCK8_OFFSETS if weight.bits == 8 else BLOCK4_OFFSETS
-    return BLOCK8 if weight.bits == 8 else BLOCK4
+    return BLOCK_KINDS.index(BlockKind(weight.bits, weight.has_offsets, weight.has_levels))
 
 
 def is_readable(weight: Weight) -> bool:

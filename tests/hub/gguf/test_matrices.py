@@ -27,9 +27,11 @@ from trifold.hub.tensors import TransformedTensors
 from trifold.nn import Inputs, Transformer
 
 KINDS = {kind.name: kind for kind in TYPES.values() if kind.values is not None}
-EXACT = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "IQ4_NL")
+# The types that are kept -> bits in memory.
+KEPT = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "IQ4_NL": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5}
+EXACT = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")
 HALF_A_STEP = 1 / 254  # of 8 bits; scales are float16
-BOUNDS = {"Q4_K": 2**-10}
+BOUNDS = {"Q4_K": 2**-10, "Q5_K": 2**-10}
 ROWS, WIDTH = 40, 512
 TOKENS = torch.tensor([[5, 11, 2, 47, 33, 8, 60, 21]])
 
@@ -84,8 +86,7 @@ def test_values_of_all_types(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert made_by(rows, torch.bfloat16).dequantize().dtype is torch.bfloat16
     monkeypatch.setattr(matrices, "CHUNK", 16 * WIDTH)
     assert torch.equal(made_by(rows).dequantize(), ours)
-    expected_bits = 4 if name in ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL") else 8
-    assert weight.bits == expected_bits
+    assert weight.bits == KEPT.get(name, 8)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_compiled_code_lays_out_the_same(name: str, rows: int) -> None:
 @pytest.mark.parametrize("at", [0, 1])
 def test_compiled_code_finds_numbers_that_are_not_finite(name: str, at: int) -> None:
     raw = random_bytes(KINDS[name], ROWS)
-    is_offset = at == 1 and name == "Q4_1"
+    is_offset = at == 1 and name in ("Q4_1", "Q5_1")
     raw[-1, 2 * is_offset : 2 * is_offset + 2] = torch.tensor([0, 0xFC], dtype=torch.uint8)
     entry = TensorEntry(KINDS[name], (ROWS, WIDTH), 0, raw.numel())
     tensors = stored_matrices({"a": entry}, lambda _name: raw.flatten())
@@ -282,12 +283,13 @@ print(1024 * (private() - before))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not Linux with glibc")
 @pytest.mark.slow
-def test_a_model_takes_the_memory_of_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Types.Q4_1, Types.Q5_0])
+def test_a_model_takes_the_memory_of_its_file(tmp_path: Path, kind: Types) -> None:
     case = CASES["llama"]
-    small = case.write(tmp_path / "small.gguf", case.model(), Types.Q4_1)
+    small = case.write(tmp_path / "small.gguf", case.model(), kind)
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 8192}
     wide = replace(case, options={**case.options, **sizes, "num_hidden_layers": 4})
-    large = wide.write(tmp_path / "large.gguf", wide.model(), Types.Q4_1)
+    large = wide.write(tmp_path / "large.gguf", wide.model(), kind)
 
     command = [sys.executable, "-c", MEMORY, str(small), str(large)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)

@@ -119,8 +119,8 @@ def _scaled(scales: Tensor, codes: Tensor) -> Tensor:
     return torch.mul(scales[..., None], codes).flatten(1)
 
 
-def scales_of_q4_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales and the offsets (N, 8) of blocks of Q4_K, bytes (N, 144)."""
+def scales_of_groups(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and the offsets (N, 8) of blocks of Q4_K or Q5_K, bytes (N, 144 or 176)."""
     scales, minima = _six_bit_scales(blocks[:, 4:16])
     return _half(blocks, 0) * scales, -_half(blocks, 2) * minima
 
@@ -130,10 +130,15 @@ def _q4_k(blocks: Tensor) -> Tensor:
     return _affine(_half(blocks, 0), _half(blocks, 2), *_six_bit_scales(blocks[:, 4:16]), codes)
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
+def codes_of_q5_k(blocks: Tensor) -> Tensor:
+    """The codes (N, 8, 32) of blocks of Q5_K, bytes (N, 176)."""
     codes = _shifted(blocks[:, 48:].unflatten(1, (4, 32)), (0, 4), 15).flatten(1, 2)
-    codes = codes | (_shifted(blocks[:, 16:48], (0, 1, 2, 3, 4, 5, 6, 7), 1) << 4)
-    return _affine(_half(blocks, 0), _half(blocks, 2), *_six_bit_scales(blocks[:, 4:16]), codes)
+    return codes | (_shifted(blocks[:, 16:48], (0, 1, 2, 3, 4, 5, 6, 7), 1) << 4)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scales = _six_bit_scales(blocks[:, 4:16])
+    return _affine(_half(blocks, 0), _half(blocks, 2), *scales, codes_of_q5_k(blocks))
 
 
 def _q6_k(blocks: Tensor) -> Tensor:

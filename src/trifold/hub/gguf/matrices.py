@@ -4,9 +4,8 @@ The rules of a family move the rows of a matrix: they reorder those of queries a
 matrix. Where each row goes is found by applying the rules to the numbers of the rows. What rules
 change in another way is decoded instead. How the types of a file are stored:
 
-    Q8_0, Q4_0, Q4_1, IQ4_NL  as they are
-    Q5_0                in 8 bits, with the scales of the file: the same values
-    Q4_K                in 4 bits with offsets; products of two scales are rounded to float16
+    Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL  as they are
+    Q5_K, Q4_K          in 5 or 4 bits with offsets; products of two scales are rounded to float16
     others in blocks    rounded to 8 bits, as Q8_0
     numbers             as they are, if the model computes with their type
 """
@@ -21,9 +20,9 @@ import torch
 from torch import Tensor
 
 from trifold.fast.block_layout import KINDS, FileRows, can_lay_out, lay_out as lay_out_rows
-from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
+from trifold.fast.block_weight import PANEL, BlockWeight, pack_five_bits
 from trifold.fast.huge_pages import HugeMemory
-from trifold.hub.gguf.blocks import BlockType, dequantize, scales_of_q4_k
+from trifold.hub.gguf.blocks import BlockType, codes_of_q5_k, dequantize, scales_of_groups
 from trifold.hub.gguf.file_format import TensorEntry
 from trifold.hub.tensors import TransformedTensors
 
@@ -269,38 +268,39 @@ def _rounded(kind: BlockType, raw: Tensor, shape: tuple[int, int]) -> BlockWeigh
     return BlockWeight.quantize(dequantize(raw, kind).view(shape), 8)
 
 
-def _of_whole_numbers(kind: BlockType, raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
-    """Blocks of 32 values d · q with whole numbers q below 128: what they are with d = 1."""
-    table = raw.view(shape[0], -1, kind.bytes)
-    scales = table[..., :2].contiguous().view(torch.float16)[..., 0]
-    of_ones = table.clone()
-    of_ones[..., :2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
-    codes = dequantize(of_ones, kind).view(shape[0], -1, BLOCK) + 128
-    return BlockWeight.from_codes(codes.to(torch.uint8), scales)
-
-
 def _q4_k(raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
     """Eight blocks of 32 values each, d · s · q - e · n."""
     table = raw.view(-1, 144)
-    scales, offsets = scales_of_q4_k(table)
     low = table[:, 16:].unflatten(1, (4, 32))  # of two blocks, in the halves of bytes
     codes = torch.stack([low & 15, low >> 4], 2).flatten(1, 2)  # (N, 8, 32)
-    pairs = codes[..., :16] | (codes[..., 16:] << 4)
-    numbers = (scales.half().view(shape[0], -1), offsets.half().view(shape[0], -1))
-    return BlockWeight.from_codes(pairs.view(shape[0], -1, 16), *numbers)
+    return _of_groups(table, codes[..., :16] | (codes[..., 16:] << 4), shape[0])
+
+
+def _q5_k(raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
+    """The same with codes of 5 bits."""
+    table = raw.view(-1, 176)
+    return _of_groups(table, pack_five_bits(codes_of_q5_k(table)), shape[0])
+
+
+def _of_groups(table: Tensor, codes: Tensor, rows: int) -> BlockWeight:
+    """Rows of blocks of 256, bytes (N, …), with packed codes (N, 8, …)."""
+    scales, offsets = scales_of_groups(table)
+    numbers = (scales.half().view(rows, -1), offsets.half().view(rows, -1))
+    return BlockWeight.from_codes(codes.reshape(rows, -1, codes.shape[-1]), *numbers)
 
 
 READERS: dict[str, Reader] = {
     "Q8_0": BlockWeight.from_q8_0,
+    "Q5_0": BlockWeight.from_q5_0,
+    "Q5_1": BlockWeight.from_q5_1,
     "Q4_0": BlockWeight.from_q4_0,
     "Q4_1": BlockWeight.from_q4_1,
     "IQ4_NL": BlockWeight.from_iq4_nl,
+    "Q5_K": _q5_k,
     "Q4_K": _q4_k,
 }
 
 
 def _reader(kind: BlockType) -> Reader:
     """How rows of a type are stored."""
-    if kind.name == "Q5_0":
-        return partial(_of_whole_numbers, kind)
     return READERS.get(kind.name, partial(_rounded, kind))
