@@ -37,7 +37,7 @@ from trifold.hub.folder import folder_with
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.hub.output_folder import new_folder
 from trifold.hub.sentence_transformers import SentenceModules, read_modules, write_modules
-from trifold.memory import find_device
+from trifold.memory import find_device, no_collections
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
@@ -742,6 +742,7 @@ def _ids(name: str, values: Any, count: int, limit: str = "vocabulary has {:,} t
     return tokens
 
 
+@no_collections()
 def load(
     name: str | Path,
     *,

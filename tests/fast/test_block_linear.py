@@ -95,6 +95,17 @@ def test_some_rows_and_all_without_instructions_for_bf16_are_multiplied_as_few_a
         assert torch.equal(layers.linear(x, weight, bias), torch.cat(few))
 
 
+def test_products_with_several_weights_are_those_with_each() -> None:
+    x = matrix_of(24, 96).view(2, 12, 96).bfloat16()
+    weights = [*weights_of(matrix_of(40, 96)).values(), *weights_of(matrix_of(16, 96, 1)).values()]
+    biases = [None if number % 2 else torch.ones(len(each)) for number, each in enumerate(weights)]
+    assert block_linear.supports_block_linears(x, weights)
+    found = block_linear.block_linears(x, weights, biases)
+    for y, weight, bias in zip(found, weights, biases, strict=True):
+        assert torch.equal(y, layers.linear(x, weight, bias))
+    assert not block_linear.supports_block_linears(x, [weights[0], torch.ones(16, 96)])
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_activations_that_are_not_finite_stay_so(value: float) -> None:
     for weight in weights_of(matrix_of(32, 64)).values():

@@ -14,8 +14,10 @@ from trifold.hub.rules import (
     Renamed,
     Unused,
     Zeros,
+    _expression,
     checked,
     loading,
+    matches,
     saving,
     unused,
 )
@@ -58,6 +60,21 @@ def parameters(layers: int = 2) -> dict[str, torch.Tensor]:
         for p in ("q", "k", "v", "o", "in")
     }
     return ours | {"tokens.weight": torch.randn(5, 4)}
+
+
+NAMES = st.lists(st.text("ab.\n1", max_size=9), max_size=20)
+
+
+@given(st.text("ab.", max_size=3), st.text("ab.", max_size=3), NAMES)
+def test_patterns_match_as_their_regular_expressions(
+    head: str, tail: str, names: list[str]
+) -> None:
+    names = [*names, f"{head}1{tail}", head + tail]
+    for placeholder in ("", "{i}", "{p:a|b}", "{*rest}", "{i}.{j}"):
+        pattern = head + placeholder + tail
+        expected = [(name, _expression(pattern).fullmatch(name)) for name in names]
+        found = [(name, match.groupdict()) for name, match in expected if match]
+        assert [*matches(pattern, names)] == found
 
 
 @given(st.permutations(range(6)), st.integers(0, 1))

@@ -37,6 +37,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
     "block_linear": TYPES,
+    "block_linears": ("bfloat16",),
     "trained_linear": ("bfloat16",),
     "_TrainedLinear.forward": ("bfloat16",),
     "_TrainedLinear.backward": ("bfloat16",),

@@ -1,16 +1,26 @@
 """Weights in blocks times many rows: of prompts, and of batches."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, is_eager_cpu
 from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight, blocks_of
-from trifold.fast.instruction import BLOCK_DEQUANTIZE, BLOCK_QUANTIZE, FEW_ROWS, INSTRUCTION
+from trifold.fast.instruction import (
+    BLOCK_DEQUANTIZE,
+    BLOCK_QUANTIZE,
+    FEW_ROWS,
+    INSTRUCTION,
+    ZERO_CODES,
+)
 from trifold.fast.processor import emulates_bf16_products
+from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
+    block_kind,
     divide_into_tasks,
     execute,
     execute_one,
@@ -46,8 +56,9 @@ def block_linear(
     """
     outputs, inputs = weight.shape
     rows = x.detach().reshape(-1, inputs)
-    multiply = _decoded_product if library_is_faster(rows) else _step_products
-    out = multiply(rows, weight, None if bias is None else bias.detach())
+    if not library_is_faster(rows):
+        return block_linears(x, [weight], [bias], dtype)[0]
+    out = _decoded_product(rows, weight, None if bias is None else bias.detach())
     return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
 
 
@@ -60,27 +71,57 @@ def library_is_faster(rows: Tensor) -> bool:
     return rows.dtype is torch.float32 or len(rows) >= MANY_ROWS
 
 
-def _step_products(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
-    """rows (R, K) · weight (N, K)ᵀ + bias -> (R, N) in fp32. The rows are quantized once; each
-    part of the weight is multiplied with all of them while it is in a cache.
+def supports_block_linears(x: Tensor, weights: Sequence[Weight]) -> bool:
+    """Whether all weights are in blocks, and `block_linear` multiplies them with x (..., K) as in
+    decoding steps.
     """
-    count, inputs = rows.shape
-    out = torch.empty(count, len(weight))
-    fields = matmul_fields(weight)
-    x = rows.float()
-    quantized = torch.empty(quantized_bytes(count, inputs), dtype=torch.int8)
-    program = np.zeros(2, INSTRUCTION)
-    kind = fields["dtype"]
-    set_fields(program, 0, opcode=BLOCK_QUANTIZE, dtype=kind, units=count, x=x, out=quantized)
-    set_fields(program, 1, **fields, x=quantized, out=out, waits=1)
-    if bias is not None:
-        bias = bias.float().contiguous()
-        set_fields(program, 1, bias=bias)
-    program["rows"] = count
+    return all(
+        isinstance(weight, BlockWeight) and supports_block_linear(x, weight) for weight in weights
+    ) and not library_is_faster(x.detach().reshape(-1, x.shape[-1]))
+
+
+def block_linears(
+    x: Tensor,
+    weights: Sequence[BlockWeight],
+    biases: Sequence[Tensor | None],
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    """`block_linear` with each of several weights, as in decoding steps.
+
+    The rows are quantized once for all weights whose 0 has the same code. Each part of a weight is
+    multiplied with all rows while it is in a cache.
+    """
+    rows = x.detach().reshape(-1, x.shape[-1]).float()
+    quantized: dict[int, Tensor] = {}
+    first: list[dict[str, Field]] = []
+    last: list[dict[str, Field]] = []
+    outs = []
+    for weight, bias in zip(weights, biases, strict=True):
+        kind = block_kind(weight)
+        zero = ZERO_CODES[kind]
+        if zero not in quantized:
+            memory = torch.empty(quantized_bytes(*rows.shape), dtype=torch.int8)
+            quantized[zero] = memory
+            own = {"opcode": BLOCK_QUANTIZE, "dtype": kind, "units": len(rows)}
+            first.append({**own, "x": rows, "out": memory})
+        out = torch.empty(len(rows), len(weight))
+        added = None if bias is None else bias.detach().float().contiguous()
+        last.append({**matmul_fields(weight), "x": quantized[zero], "out": out, "bias": added})
+        outs.append(out)
+    last[0]["waits"] = 1
+    _execute_all([*first, *last], len(rows), x.shape[-1])
+    return tuple(out.view(*x.shape[:-1], -1).to(dtype or x.dtype) for out in outs)
+
+
+def _execute_all(instructions: Sequence[dict[str, Field]], rows: int, inputs: int) -> None:
+    """Execute instructions for rows of so many inputs."""
+    program = np.zeros(len(instructions), INSTRUCTION)
+    for number, fields in enumerate(instructions):
+        set_fields(program, number, **fields)
+    program["rows"] = rows
     program["inputs"] = inputs
     divide_into_tasks(program)
     execute(program)
-    return out
 
 
 def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ from trifold.nn.masks import declares
 from trifold.nn.norms import LayerNorm, RMSNorm
 from trifold.nn.ops import decoding_step as plain_decoding_step
 from trifold.nn.packing import Packing
-from trifold.nn.stack import Stack
+from trifold.nn.stack import Stack, all_modules
 from trifold.nn.walk import StackInputs
 
 MIN_WEIGHTS = 4 * 10**6  # of a stack
@@ -147,7 +147,7 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
 
 def _weights(stack: Stack) -> list[Any]:
     """The weights of its linear layers."""
-    return [module.weight for module in stack.modules() if isinstance(module, Linear)]
+    return [module.weight for module in all_modules(stack) if isinstance(module, Linear)]
 
 
 def _has_known_wiring(stack: Stack) -> bool:

@@ -28,7 +28,7 @@ from trifold.nn.masks import Mask
 from trifold.nn.norms import LayerNorm, RMSNorm
 from trifold.nn.packing import Packing
 from trifold.nn.parts import has_packed_attention
-from trifold.nn.stack import Block, Stack
+from trifold.nn.stack import Block, Stack, all_modules
 from trifold.nn.walk import StackInputs
 
 LANES = 16  # numbers that the loops read at a time
@@ -72,7 +72,7 @@ def supports_encoder_layers(stack: Stack, x: Tensor, inputs: StackInputs) -> boo
     return (
         _reads_whole_rows(x, inputs)
         and not any(
-            getattr(each, "watched", False) or has_hooks(each) for each in stack.all_modules()
+            getattr(each, "watched", False) or has_hooks(each) for each in all_modules(stack)
         )
         and _are_alike(stack, x.dtype)
         and compiled_block() is not None

@@ -20,6 +20,7 @@ from torch import Tensor
 PAGE_BYTES = 2**21
 ALIGNMENT = 64  # bytes: a cache line
 REGION_BYTES = 2**26
+PROVIDED_BYTES = 2**24  # at a time, between which `provide` can be stopped
 MADV_HUGEPAGE, MADV_POPULATE_READ = 14, 22  # of Linux, the second from its version 5.14 on
 
 
@@ -34,9 +35,19 @@ class HugeMemory:
         self._size = size
         self._memory: mmap.mmap | None = None
         self._next = self._end = 0
+        self._provider: _Provider | None = None
+
+    def provide(self) -> None:
+        """Let the system provide the pages on another thread, until the first tensor is made."""
+        self._begin(self._size)
+        assert self._memory is not None
+        self._provider = _Provider(self._memory, self._next, self._end)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor that is not initialized."""
+        if self._provider is not None:
+            self._provider.stop()
+            self._provider = None
         count = prod(shape)
         if count == 0:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -53,6 +64,31 @@ class HugeMemory:
         self._memory = _map(size + PAGE_BYTES)
         self._next = -_address(self._memory) % PAGE_BYTES
         self._end = self._next + size
+
+
+class _Provider:
+    """A thread that writes to memory first. It can be stopped."""
+
+    def __init__(self, memory: mmap.mmap, start: int, end: int) -> None:
+        self._is_stopped = threading.Event()
+        arguments = (memory, range(start, end, PROVIDED_BYTES), end)
+        self._thread = threading.Thread(
+            target=self._write, args=arguments, name="pages", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when nothing is written any more."""
+        self._is_stopped.set()
+        self._thread.join()
+
+    def _write(self, memory: mmap.mmap, starts: Sequence[int], end: int) -> None:
+        # Unlike advice to the system, this does not keep other threads from mapping memory.
+        address = _address(memory)
+        for start in starts:
+            if self._is_stopped.is_set():
+                return
+            ctypes.memset(address + start, 0, min(PROVIDED_BYTES, end - start))
 
 
 def _map(size: int) -> mmap.mmap:

@@ -38,7 +38,12 @@ from trifold.fast.bfloat16_linear import (
     trained_linear,
     widened_linear,
 )
-from trifold.fast.block_linear import block_linear, supports_block_linear
+from trifold.fast.block_linear import (
+    block_linear,
+    block_linears,
+    supports_block_linear,
+    supports_block_linears,
+)
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.instruction import FEW_ROWS
 from trifold.fast.int8 import Int8Weight
@@ -139,23 +144,27 @@ def linears(x: Tensor, layers: Sequence[Linear]) -> tuple[Tensor, ...]:
     """See `nn.ops.linears`.
 
     Stacking copies the weights. That pays for many tokens, but not for a few (one decoding step),
-    where the layers are called one by one.
+    where the layers are called one by one. Weights in blocks are not copied.
     """
+    weights: list[Any] = [layer.weight for layer in layers]
+    if all(map(is_plain, layers)) and supports_block_linears(x, weights):
+        return block_linears(x, weights, [layer.bias for layer in layers])
     are_alike = all(map(is_matrix, layers)) or are_int8(layers)
     if x.numel() // x.shape[-1] < 64 or not are_alike:
         return tuple(layer(x) for layer in layers)
-    sizes = [len(layer.weight) for layer in layers]
+    sizes = [len(weight) for weight in weights]
     outputs: tuple[Tensor, ...] = concatenated_linears(x, layers).split(sizes, dim=-1)
     return outputs
 
 
 def is_matrix(layer: nn.Module) -> bool:
-    """Whether a layer is nothing but the product with a dense matrix: no adapter, no hook, no
-    quantized weight.
-    """
-    if type(layer) not in (Linear, Int8TrainedLinear) or isinstance(layer.weight, QuantizedWeight):
-        return False
-    return not has_hooks(layer)
+    """Whether a layer is nothing but the product with a dense matrix."""
+    return is_plain(layer) and not isinstance(layer.weight, QuantizedWeight)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is nothing but the product with a matrix: no adapter, no hook."""
+    return type(layer) in (Linear, Int8TrainedLinear) and not has_hooks(layer)
 
 
 def are_int8(layers: Sequence[Linear]) -> bool:

@@ -92,7 +92,7 @@ def set_fields(program: Array, index: Any, **fields: Field) -> None:
 def divide_into_tasks(program: Array) -> None:
     """Divide the units of each instruction into tasks. Matmuls have tasks, but no units."""
     units = program["units"]
-    program["units_per_task"] = np.clip(units // TASKS_PER_INSTRUCTION, 1, None)
+    program["units_per_task"] = np.maximum(units // TASKS_PER_INSTRUCTION, 1)
     program["tasks"] = np.where(units > 0, -(-units // program["units_per_task"]), program["tasks"])
 
 

@@ -25,6 +25,7 @@ from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
+from trifold.nn.stack import all_modules
 
 Stored = Literal["int8", "int4", "file"]
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -60,7 +61,9 @@ def fill_model(
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model)
     for name, weight in blocks.items():
-        _replace(matrices[parameters.pop(name)], weight.to(device))
+        if weight.device != torch.device(device):
+            weight.to(device)
+        _replace(matrices[parameters.pop(name)], weight)
     if stored not in ("int8", "int4"):
         matrices = {}
     smooths = stored == "int8" and dtype is torch.bfloat16 and is_smoothed(model.config)
@@ -70,7 +73,7 @@ def fill_model(
             matrices.pop(layer.weight)
     types: dict[Tensor | None, torch.dtype] = {}
     wide = torch.promote_types(dtype, torch.float32)
-    for module in model.modules():
+    for module in all_modules(model):
         types |= {getattr(module, name): wide for name in getattr(module, "wide_parameters", ())}
     for name, tensor in ready.items():
         parameters.pop(name).data = tensor.to(device)
@@ -201,7 +204,7 @@ def _replace(modules: Sequence[nn.Module], weight: QuantizedWeight) -> None:
 def _quantizable(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
     """The matrices that can be stored in few bits, each with the modules that share it."""
     modules_of: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in model.modules():
+    for module in all_modules(model):
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
             modules_of.setdefault(module.weight, []).append(module)
     return modules_of

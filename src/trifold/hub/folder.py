@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trifold.errors import CheckpointError
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.huge_pages import HugeMemory
 from trifold.folders import AnyPath, UntrustedPath, folder_or_file, named
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
@@ -187,10 +188,11 @@ def load_model(
     values, merged = read_settings(folder)
     family, config = parse_config(values, folder / CONFIG)
     file: GGUFFolder | None = None
+    memory = HugeMemory()
     # Encoders read many rows at once, whose products are faster with decoded weights.
     if stored == "file" and isinstance(folder, GGUFFolder) and config.decoder_layers:
         file = folder
-        file.read_ahead()
+        memory = file.read_ahead()
     weights = read_weights(folder) if merged is None else merged
     config = _without_absent_head(family, config, values, weights, folder)
     config = complete_config(family, config, weights, folder / CONFIG)
@@ -212,7 +214,7 @@ def load_model(
     found: dict[str, BlockWeight | Tensor] = {}
     if file is not None:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        found = file.matrices(load, shapes, dtype)
+        found = file.matrices(load, shapes, dtype, memory)
     others = ((name, tensors[name]) for name in tensors if name not in found)
     blocks = {name: each for name, each in found.items() if isinstance(each, BlockWeight)}
     ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}

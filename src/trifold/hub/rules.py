@@ -137,12 +137,14 @@ class Unused:
 
 AnyRule = ParameterRule | Zeros | Computed | Copy | Ignored | Renamed | Unused
 
+_PLACEHOLDER = re.compile(r"\{(\*?)(\w+)(?::([\w|]+))?\}")
+
 
 @lru_cache(maxsize=4096)
 def _expression(pattern: str) -> re.Pattern[str]:
     """The pattern as a regular expression."""
     # A literal text, then groups of four: star, name and words of a placeholder, a literal text.
-    parts = re.split(r"\{(\*?)(\w+)(?::([\w|]+))?\}", pattern)
+    parts = _PLACEHOLDER.split(pattern)
     text = re.escape(parts[0])
     for star, name, words, literal in zip(
         parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True
@@ -154,15 +156,38 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 def match_name(pattern: str, name: str) -> dict[str, str] | None:
     """The values of the placeholders if the pattern matches the name, else None."""
-    match = _expression(pattern).fullmatch(name)
-    if match is None:
-        return None
-    return match.groupdict()
+    _, values = next(iter(matches(pattern, [name])), ("", None))
+    return values
+
+
+def matches(pattern: str, names: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The names that the pattern matches, each with the values of the placeholders."""
+    head, *placeholders = _PLACEHOLDER.split(pattern)
+    match placeholders:
+        case []:
+            return ((name, {}) for name in names if name == pattern)
+        case "", key, None, tail:
+            return _matches_of_part(head, key, tail, names)
+    match_whole = _expression(pattern).fullmatch
+    return ((name, found.groupdict()) for name in names if (found := match_whole(name)))
+
+
+def _matches_of_part(
+    head: str, key: str, tail: str, names: Iterable[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The same of the pattern head{key}tail. It takes a fraction of the time in which a regular
+    expression is compiled.
+    """
+    for name in names:
+        if name.startswith(head) and name.endswith(tail):
+            part = name[len(head) : len(name) - len(tail)]
+            if part and "." not in part:
+                yield name, {key: part}
 
 
 def fill_name(pattern: str, values: Mapping[str, str]) -> str:
     """The pattern with its placeholders replaced by values."""
-    return re.sub(r"\{\*?(\w+)(?::[\w|]+)?\}", lambda match: values[match[1]], pattern)
+    return _PLACEHOLDER.sub(lambda match: values[match[2]], pattern)
 
 
 def as_tuple(names: Names) -> tuple[str, ...]:
@@ -190,9 +215,7 @@ def conversions(rules: Iterable[AnyRule], names: Collection[str]) -> list[Conver
     for rule in (rule for rule in rules if isinstance(rule, ParameterRule)):
         ours = as_tuple(rule.ours)
         theirs = as_tuple(rule.theirs)
-        for name in names:
-            if (values := match_name(ours[0], name)) is None:
-                continue
+        for _, values in matches(ours[0], names):
             conversion = Conversion(
                 tuple(fill_name(pattern, values) for pattern in ours),
                 tuple(fill_name(pattern, values) for pattern in theirs),
@@ -207,15 +230,14 @@ def conversions(rules: Iterable[AnyRule], names: Collection[str]) -> list[Conver
 
 
 def constants(
-    rules: Iterable[AnyRule], ours: Iterable[str]
+    rules: Iterable[AnyRule], ours: Collection[str]
 ) -> dict[str, tuple[Zeros | Computed, str]]:
     """Their tensors that we do not have, each with its rule and the parameter beside it."""
     return {
         fill_name(rule.theirs, values): (rule, name)
         for rule in rules
         if isinstance(rule, Zeros | Computed)
-        for name in ours
-        if (values := match_name(rule.beside, name)) is not None
+        for name, values in matches(rule.beside, ours)
     }
 
 
@@ -389,14 +411,13 @@ def _choices(pattern: str) -> Iterator[dict[str, str]]:
     return (dict(zip(words, chosen, strict=True)) for chosen in product(*words.values()))
 
 
-def _copies_among(rules: Sequence[AnyRule], theirs: Iterable[str]) -> dict[str, str]:
+def _copies_among(rules: Sequence[AnyRule], theirs: Collection[str]) -> dict[str, str]:
     """The tied tensors among these names of theirs, each with the name of its original."""
     return {
         name: fill_name(rule.of, values)
         for rule in rules
         if isinstance(rule, Copy)
-        for name in theirs
-        if (values := match_name(rule.theirs, name)) is not None
+        for name, values in matches(rule.theirs, theirs)
     }
 
 

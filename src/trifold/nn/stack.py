@@ -238,16 +238,7 @@ class Stack(nn.Module):
 
     def is_watched(self) -> bool:
         """Whether some hook point is: it then sees all tokens of a layer at once."""
-        return any(getattr(module, "watched", False) for module in self.all_modules())
-
-    def all_modules(self) -> list[nn.Module]:
-        """All modules, as `modules()` gives them, in a fifth of the time: shared ones repeatedly,
-        and without their names.
-        """
-        found: list[nn.Module] = [self]
-        for module in found:
-            found.extend(each for each in module._modules.values() if each is not None)
-        return found
+        return any(getattr(module, "watched", False) for module in all_modules(self))
 
     def new_cache(self, kind: str, capacity: int, rollback: int) -> Cache:
         """An empty cache; see `Transformer.new_cache`."""
@@ -261,3 +252,13 @@ def new_stack(config: CoreConfig, side: Side, *, crosses: bool = False) -> Stack
     classes = (part.new_stack(config) for part in parts(config))
     kind = next((each for each in classes if each is not None), Stack)
     return kind(config, side, crosses=crosses)
+
+
+def all_modules(module: nn.Module) -> list[nn.Module]:
+    """All modules in a module, as `modules()` gives them, in a fifth of the time: shared ones
+    repeatedly, and without their names.
+    """
+    found: list[nn.Module] = [module]
+    for each in found:
+        found.extend(inner for inner in each._modules.values() if inner is not None)
+    return found

@@ -16,11 +16,11 @@ from trifold.errors import CheckpointError
 from trifold.fast import prepare_interpreter
 from trifold.fast.block_layout import can_lay_out
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.huge_pages import read_ahead, release_pages
+from trifold.fast.huge_pages import HugeMemory, read_ahead, release_pages
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
-from trifold.hub.gguf.matrices import StoredMatrix, lay_out, moved_matrices
+from trifold.hub.gguf.matrices import StoredMatrix, laid_out_bytes, lay_out, moved_matrices
 from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.tensors import TranslatedTensors, open_matrices, open_tensors
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
@@ -44,21 +44,28 @@ class GGUFFolder(FileAsFolder):
     files: Sequence[GGUFFile] = field(compare=False, repr=False, kw_only=True)
     stored: Mapping[str, StoredMatrix] = field(compare=False, repr=False, kw_only=True)
 
-    def read_ahead(self) -> None:
-        """Read the tensors, and load the code that lays them out, both on other threads."""
+    def read_ahead(self) -> HugeMemory:
+        """Read the tensors, and load the code that lays them out, both on other threads. Returns
+        memory for `matrices`, which another thread prepares.
+        """
         for file in self.files:
             read_ahead(file.memory)
+        memory = HugeMemory(laid_out_bytes(self.stored.values()))
         if can_lay_out():
             prepare_interpreter()
+            memory.provide()
+        return memory
 
     def matrices(
         self,
         load: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
+        memory: HugeMemory,
     ) -> dict[str, BlockWeight | Tensor]:
         """The matrices of a model with these names and shapes that the file has in blocks or in
-        `dtype`, for results of that type. The latter are in the memory of the file.
+        `dtype`, for results of that type, laid out in this memory. The latter are in the memory of
+        the file.
 
         load: makes the tensors of a model from those by the names of the family. Raises
         CheckpointError for values that have no scale.
@@ -66,7 +73,7 @@ class GGUFFolder(FileAsFolder):
         stored = {name: each for name, each in self.stored.items() if each.is_kept(dtype)}
         found = moved_matrices(stored, lambda tensors: load(self.translation.of(tensors)), shapes)
         try:
-            made = dict(lay_out(found, dtype))
+            made = dict(lay_out(found, dtype, memory))
         except ValueError as error:
             raise CheckpointError(f"{self}: {error}; copy the file again") from None
         has_shared = any(isinstance(each, Tensor) for each in made.values())

@@ -11,7 +11,7 @@ change in another way is decoded instead. How the types of a file are stored:
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trifold.fast.block_layout import KINDS, FileRows, can_lay_out, lay_out as lay_out_rows
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_five_bits
-from trifold.fast.huge_pages import HugeMemory
+from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
 from trifold.hub.gguf.blocks import BlockType, codes_of_q5_k, dequantize, scales_of_groups
 from trifold.hub.gguf.file_format import TensorEntry
 from trifold.hub.tensors import TransformedTensors
@@ -178,14 +178,14 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 
 
 def lay_out(
-    matrices: Mapping[str, MovedRows], dtype: torch.dtype
+    matrices: Mapping[str, MovedRows], dtype: torch.dtype, memory: HugeMemory | None = None
 ) -> Iterator[tuple[str, BlockWeight | Tensor]]:
     """The matrices by name, for results of `dtype`: in blocks, or numbers of that type, which share
     memory with the file if their order is that of the file.
 
     Raises ValueError, which begins with the name, for values that have no scale.
     """
-    memory = HugeMemory()
+    memory = memory or HugeMemory()
     compiled = {}
     if can_lay_out():
         compiled = {name: each for name, each in matrices.items() if _kind(each) in KINDS}
@@ -202,6 +202,14 @@ def lay_out(
             weight = _lay_out(each, dtype)
             _check_finite(name, bool(weight.scales.isfinite().all()))
             yield name, weight
+
+
+def laid_out_bytes(matrices: Iterable[StoredMatrix]) -> int:
+    """The memory of those among the matrices that compiled code lays out: as much as in the file,
+    but aligned.
+    """
+    entries = (matrix.entry for matrix in matrices if matrix.entry.kind.name in KINDS)
+    return sum(entry.end - entry.start + 2 * ALIGNMENT for entry in entries)
 
 
 def _numbers_of(rows: MovedRows, dtype: torch.dtype, memory: HugeMemory) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from trifold.hub.gguf.blocks import dequantize
 from trifold.hub.gguf.file_format import GGUFFile, TensorEntry
 from trifold.hub.gguf.matrices import StoredMatrix, stored_matrices
-from trifold.hub.rules import ParameterRule, as_tuple, fill_name, match_name
+from trifold.hub.rules import ParameterRule, as_tuple, fill_name, matches
 from trifold.hub.tensors import (
     TransformedTensors,
     lazy_tensors,
@@ -141,9 +141,7 @@ def _groups(
     left = dict.fromkeys(name for name in names if name not in unread)
     for rule in rules:
         patterns = as_tuple(rule.theirs)
-        for name in names:
-            if (values := match_name(patterns[0], name)) is None:
-                continue
+        for _, values in matches(patterns[0], names):
             theirs = tuple(fill_name(pattern, values) for pattern in patterns)
             problems += [f"missing: {each}" for each in theirs if each not in names]
             for each in theirs:
