@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from _pytest.assertion.rewrite import PYC_TAIL, _rewrite_test, _write_pyc, assertstate_key
 
 # What is imported and collected is no garbage: `pytest_collection_finish` enables it again.
 gc.disable()
@@ -38,11 +41,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Before the tables of the laws are imported."""
     os.environ["TRIFOLD_PARTS"] = " ".join(config.getoption("--part"))
+    if hasattr(config, "workerinput") and not sys.dont_write_bytecode:
+        _compile_share(config, **config.workerinput)
     if not _only_distributes(config):
         config.pluginmanager.import_plugin("tests.fixtures")
     for plugin in config.pluginmanager.get_plugins():
         if type(plugin).__name__ == "WorkerInteractor" and config.getoption("durations") is None:
             plugin.sendevent = partial(_send_results, plugin.sendevent)
+
+
+def _compile_share(config: pytest.Config, workerid: str, workercount: int, **_: Any) -> None:
+    """In a fresh checkout, compile the test files that are this worker's, and find those of others
+    on disk, instead of all: each worker collects all tests.
+    """
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    for file in files[int(workerid.removeprefix("gw")) :: workercount]:
+        compiled = file.parent / "__pycache__" / (file.stem + PYC_TAIL)
+        if not compiled.exists():
+            compiled.parent.mkdir(exist_ok=True)
+            status, code = _rewrite_test(file, config)
+            _write_pyc(config.stash[assertstate_key], code, status, compiled)
 
 
 def _only_distributes(config: pytest.Config) -> bool:
