@@ -345,7 +345,9 @@ def test_a_file_is_not_taken_for_a_text(trifold, models, tmp_path, monkeypatch, 
     monkeypatch.setenv("HOME", str(tmp_path))
     model = str(models["classify"])
     names = [name.replace("{here}", str(tmp_path)) for name in names]
-    done = trifold("predict", model, *names)
+    with monkeypatch.context() as patch:
+        patch.setattr("trifold.pipeline.load", None)  # the model is not loaded before
+        done = trifold("predict", model, *names)
     error = done.err.replace("\n    ", " ")
     assert (done.code, done.out) == (2, "") and advice.format(model=model, here=tmp_path) in error
     assert "--text" in error

@@ -107,6 +107,42 @@ def test_code_that_is_not_understood_is_left_to_llvm(load: Callable[[Any], Loade
     assert object_code.load(b"\x7fOTHER" + content[6:], machine_code.SYMBOL) is None
 
 
+@pytest.mark.skipif(not HAS_LOADER, reason="LLVM loads the code of this system")
+def test_addresses_and_distances_are_written_where_code_reads_them(
+    load: Callable[[Any], LoadedCode],
+) -> None:
+    load(add_two)
+    content = machine_code._read()
+    assert content is not None
+    loader = object_code._Loader(content)
+    symbol = next(
+        number
+        for number, each in enumerate(loader.symbols)
+        if loader._name(each) == machine_code.SYMBOL
+    )
+    start, base = 64, 2**40
+    loader.starts[int(loader.symbols[symbol]["section"])] = 16
+    address = loader._address(loader.symbols[symbol], base)
+    kinds = (object_code.ABSOLUTE_64, object_code.RELATIVE_64, *object_code.RELATIVE_32)
+    entries = np.zeros(len(kinds), object_code.RELOCATION)
+    entries["kind"], entries["symbol"] = kinds, symbol
+    entries["offset"] = [3, 16, 24, 28]
+    entries["addend"] = [5, -7, -4, 9]
+    memory = np.zeros(128, np.uint8)
+    loader._relocate(entries, memory, start, base)
+    for offset, kind, _, addend in entries.tolist():
+        size = 4 if kind in object_code.RELATIVE_32 else 8
+        place = start + offset
+        written = int.from_bytes(bytes(memory[place : place + size]), "little", signed=True)
+        is_relative = kind != object_code.ABSOLUTE_64
+        assert written == address + addend - is_relative * (base + place)
+    for name, value in (("kind", 99), ("addend", 2**40)):
+        changed = entries.copy()
+        changed[name][2] = value
+        with pytest.raises(object_code.UnsupportedCode):
+            loader._relocate(changed, memory, start, base)
+
+
 def test_code_that_needs_the_runtime_of_numba_is_not_written(
     tmp_path: Path, load: Callable[[Any], LoadedCode]
 ) -> None:

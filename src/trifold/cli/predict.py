@@ -520,12 +520,9 @@ def _open_lines(request: PredictRequest, *, as_text: bool, words: str = "") -> O
     is_piped = reads_stdin(texts)
     n_texts = 1 if is_piped else len(texts)
     request.check_pairs(0, 1, n_texts, texts=n_texts)
+    if not (as_text or is_piped):
+        _check_texts(request, words)
     pipeline = request.load()
-    if not (as_text or is_piped or pipeline.config.n_patches):
-        choices = request.options["choices"] or ()
-        check_no_files([*texts, *choices], Typed(f"predict {request.model}", words))
-        pair = f"predict {request.model} TEXT --pair"
-        check_no_files(pairs, Typed(pair, words, CONTENT))
     predictor = request.predictor(pipeline, is_rows=False)
     is_split = request.is_split or (predictor.needs_pairs and not pairs)
     if is_piped:
@@ -533,6 +530,22 @@ def _open_lines(request: PredictRequest, *, as_text: bool, words: str = "") -> O
     else:
         read_items = partial(_inputs_of_texts, texts, pairs, is_split=is_split)
     return Opened(predictor, read_items, is_piped=is_piped)
+
+
+def _check_texts(request: PredictRequest, words: str) -> None:
+    """Raises UsageError for a text, a second text or a choice that is the name of a file, unless
+    the model reads images. The model is not loaded.
+    """
+    from trifold.hub import read_config, resolve
+
+    command = f"predict {request.model}"
+    choices = request.options["choices"] or ()
+    try:
+        check_no_files([*request.texts, *choices], Typed(command, words))
+        check_no_files(request.pairs, Typed(f"{command} TEXT --pair", words, CONTENT))
+    except UsageError:
+        if not read_config(resolve(request.model)).n_patches:
+            raise
 
 
 def _usual_size(predictor: Predictor) -> int:

@@ -92,8 +92,8 @@ class _Loader:
         for section in self.sections[self.sections["kind"] == RELOCATIONS]:
             changed = int(section["info"])
             if changed in self.starts:
-                for each in self._entries(section, RELOCATION):
-                    self._relocate(each, array, self.starts[changed], base)
+                entries = self._entries(section, RELOCATION)
+                self._relocate(entries, array, self.starts[changed], base)
         libc = ctypes.CDLL(None, use_errno=True)
         allowed = mmap.PROT_READ | mmap.PROT_EXEC
         if libc.mprotect(ctypes.c_void_p(base), ctypes.c_size_t(len(memory)), allowed):
@@ -117,22 +117,23 @@ class _Loader:
             end = start + int(section["size"])
         return end
 
-    def _relocate(self, each: Any, array: Array, start: int, base: int) -> None:
-        """Write the address of a symbol, or its distance, where the code reads it."""
-        place = start + int(each["offset"])
-        value = self._address(self.symbols[each["symbol"]], base) + int(each["addend"])
-        size = 8
-        if each["kind"] != ABSOLUTE_64:
-            value -= base + place
-        if each["kind"] in RELATIVE_32:
-            size = 4
-        elif each["kind"] not in (ABSOLUTE_64, RELATIVE_64):
-            raise UnsupportedCode(f"relocation {each['kind']}")
-        try:
-            written = value.to_bytes(size, "little", signed=each["kind"] != ABSOLUTE_64)
-        except OverflowError:
-            raise UnsupportedCode("a distance of more than 32 bits") from None
-        array[place : place + size] = np.frombuffer(written, np.uint8)
+    def _relocate(self, entries: Array, array: Array, start: int, base: int) -> None:
+        """Write the addresses of symbols, or their distances, where the code reads them."""
+        kinds = entries["kind"]
+        if unknown := {*kinds.tolist()} - {ABSOLUTE_64, RELATIVE_64, *RELATIVE_32}:
+            raise UnsupportedCode(f"relocations {unknown}")
+        addresses = np.zeros(len(self.symbols), np.int64)
+        for number in {*entries["symbol"].tolist()}:
+            addresses[number] = self._address(self.symbols[number], base)
+        places = start + entries["offset"].astype(np.int64)
+        values = addresses[entries["symbol"]] + entries["addend"]
+        values -= np.where(kinds == ABSOLUTE_64, 0, base + places)
+        is_short = np.isin(kinds, RELATIVE_32)
+        if (values != values.astype(np.int32))[is_short].any():
+            raise UnsupportedCode("a distance of more than 32 bits")
+        written = values.view(np.uint8).reshape(-1, 8)
+        for size, chosen in ((8, ~is_short), (4, is_short)):
+            array[places[chosen, None] + np.arange(size)] = written[chosen, :size]
 
     def _address(self, symbol: Any, base: int) -> int:
         """The address of a symbol of the code, or of a function of this process."""

@@ -56,8 +56,10 @@ def fill_model(
 
     Raises CheckpointError for a matrix that has no such form.
     """
-    for buffer in model.buffers():
-        buffer.data = buffer.to(device=device, dtype=dtype)
+    for module in all_modules(model):
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                buffer.data = buffer.to(device=device, dtype=dtype)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model)
     for name, weight in blocks.items():
