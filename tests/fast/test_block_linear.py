@@ -53,13 +53,13 @@ def test_few_rows_do_not_depend_on_their_number(width: int) -> None:
         assert torch.equal(together, torch.cat([layers.linear(row, weight) for row in x.split(1)]))
 
 
-@pytest.mark.parametrize("columns", [512, 48])
+@pytest.mark.parametrize("decoded", [2**22, 48 * 96])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("width", [96, 31, 40])
 def test_many_rows_are_multiplied_by_values_in_bf16(
-    columns: int, biased: bool, width: int, monkeypatch: pytest.MonkeyPatch
+    decoded: int, biased: bool, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trifold.fast.block_linear.COLUMNS", columns)
+    monkeypatch.setattr("trifold.fast.block_linear.DECODED", decoded)
     monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: False)
     x = matrix_of(2 * 25, width).view(2, 25, width).bfloat16()
     bias = torch.linspace(-1, 1, 70).bfloat16() if biased else None
@@ -123,9 +123,9 @@ def test_scales_that_are_no_number_stay_so_in_bf16() -> None:
     assert layers.linear(torch.ones(50, 64).bfloat16(), weight).isnan().all()
 
 
-@pytest.mark.parametrize("columns", [512, 16])
-def test_many_rows_in_fp32_are_exact(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trifold.fast.block_linear.COLUMNS", columns)
+@pytest.mark.parametrize("decoded", [2**22, 16 * 64])
+def test_many_rows_in_fp32_are_exact(decoded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trifold.fast.block_linear.DECODED", decoded)
     monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: False)
     x = matrix_of(12, 64)
     bias = torch.linspace(-1, 1, 40)

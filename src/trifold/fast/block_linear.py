@@ -29,7 +29,7 @@ from trifold.fast.thread_pool import (
     set_fields,
 )
 
-COLUMNS = 512  # outputs that are decoded at a time: they stay in a cache
+DECODED = 2**22  # weights that are decoded at a time: they stay in a cache
 MANY_ROWS = 48  # from which decoding a weight takes less time than reading it for every few rows
 
 
@@ -130,13 +130,14 @@ def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> 
     out = torch.empty(len(rows), outputs, dtype=rows.dtype)
     bias = None if bias is None else bias.to(rows.dtype)
     kind = matmul_fields(weight)["dtype"]
-    columns = min(COLUMNS, PANEL * len(weight.values))
-    decoded = torch.empty(BLOCK * blocks_of(inputs), columns, dtype=rows.dtype)
+    height = BLOCK * blocks_of(inputs)
+    columns = PANEL * min(max(1, DECODED // height // PANEL), len(weight.values))
+    decoded = torch.empty(height, columns, dtype=rows.dtype)
     sizes: dict[str, Field] = {"opcode": BLOCK_DEQUANTIZE, "dtype": kind, "inputs": inputs}
     sizes["outputs"] = columns
     sizes["rounds"] = int(rows.dtype is torch.bfloat16)
-    for first in range(0, outputs, COLUMNS):
-        panels = slice(first // PANEL, (first + COLUMNS) // PANEL)
+    for first in range(0, outputs, columns):
+        panels = slice(first // PANEL, (first + columns) // PANEL)
         values = weight.values[panels]
         part: dict[str, Field] = {
             "units": len(values),
@@ -144,12 +145,12 @@ def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> 
             "scales": weight.scales[panels],
         }
         execute_one(**sizes, **part, out=decoded)
-        end = min(first + COLUMNS, outputs)
+        end = min(first + columns, outputs)
         matrix = decoded[:inputs, : end - first]
         if bias is None:
-            out[:, first:end] = rows @ matrix
+            torch.mm(rows, matrix, out=out[:, first:end])
         else:
-            out[:, first:end] = torch.addmm(bias[first:end], rows, matrix)
+            torch.addmm(bias[first:end], rows, matrix, out=out[:, first:end])
     return out
 
 

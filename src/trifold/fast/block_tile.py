@@ -41,6 +41,8 @@ LINE = 64  # bytes
 # As unsigned bytes: the level 0 is 128.
 UNSIGNED_LEVELS = tuple(level + 128 for level in LEVELS)
 
+_LINE_BYTES = ir.VectorType(ir.IntType(8), LINE)
+
 
 class TileCode(VectorCode):
     """LLVM code of a tile; the arguments are those of `new_tile`. Subclasses multiply."""
@@ -54,6 +56,7 @@ class TileCode(VectorCode):
         super().__init__(builder)
         self.rows = rows
         self.bits, self.has_offsets, self.has_levels = kind
+        self.lines = 8 if self.bits == 8 else NIBBLES  # of a block; a line of nibbles is two words
 
     def emit(
         self,
@@ -97,6 +100,33 @@ class TileCode(VectorCode):
         """
         raise NotImplementedError
 
+    def codes(self, values: Any, line: Any) -> list[Any]:
+        """The codes, or their levels, of a line of a block: in the bytes of the word of the same
+        number, and of nibbles also in those of word 4 + line.
+        """
+        packed = self.load(self.moved(values, line, LINE), WORDS)
+        if self.bits == 8:
+            return [packed]
+        upper = self.builder.lshr(packed, words(4))
+        codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (packed, upper)]
+        if self.bits == 5:
+            fifth = self.load(values, WORDS, LINE * NIBBLES)
+            number = self.splat(self.builder.trunc(line, WORD_TYPE))
+            both = (self.lower_bits(fifth, number), self.upper_bits(fifth, number))
+            codes = [self.builder.or_(each, own) for each, own in zip(codes, both, strict=True)]
+        return [self.levels(each) for each in codes] if self.has_levels else codes
+
+    def levels(self, codes: Any) -> Any:
+        """The levels of 64 codes in bytes: a choice by each bit of a code."""
+        numbers = self.builder.bitcast(codes, _LINE_BYTES)
+        choices = [_bytes(level) for level in UNSIGNED_LEVELS]
+        for bit in range(4):
+            own = self.builder.and_(numbers, _bytes(1 << bit))
+            is_set = self.builder.icmp_unsigned("!=", own, _bytes(0))
+            pairs = zip(choices[::2], choices[1::2], strict=True)
+            choices = [self.builder.select(is_set, one, zero) for zero, one in pairs]
+        return self.builder.bitcast(choices[0], WORDS)
+
     def lower_bits(self, fifth: Any, word: Any) -> Any:
         """The fifth bits of the codes of a word, as bits 4 of bytes, which are there as bits `word`
         (0 … 3).
@@ -129,8 +159,6 @@ class TileCode(VectorCode):
 
 # --- AVX-512 --------------------------------------------------------------------------------------
 
-_LINE_BYTES = ir.VectorType(ir.IntType(8), LINE)
-
 
 class Avx512Tile(TileCode):
     """`vpdpbusd` adds the products of four pairs of bytes to each of 16 sums. Activations are
@@ -139,7 +167,8 @@ class Avx512Tile(TileCode):
 
     def products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
         """See `TileCode.products`."""
-        codes = self.codes(values)
+        lines = [self.codes(values, long(line)) for line in range(self.lines)]
+        codes = [code for some in zip(*lines, strict=True) for code in some]
         sums = []
         for x, term in zip(x_places, terms, strict=True):
             upper = words(0)
@@ -149,21 +178,6 @@ class Avx512Tile(TileCode):
                 lower = self.add_products(lower, code, x, WORD * word + BLOCK)
             sums.append(self.builder.add(self.builder.shl(upper, words(8)), lower))
         return sums
-
-    def codes(self, values: Any) -> list[Any]:
-        """The codes, or their levels, of the 8 words of a block."""
-        packed = [self.load(values, WORDS, LINE * word) for word in range(self.bits)]
-        if self.bits == 8:
-            return packed
-        nibbles = packed[:NIBBLES]
-        upper = [self.builder.lshr(each, words(4)) for each in nibbles]
-        codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (*nibbles, *upper)]
-        if self.bits == 5:
-            lower_bits = [self.lower_bits(packed[-1], words(word)) for word in range(NIBBLES)]
-            upper_bits = [self.upper_bits(packed[-1], words(word)) for word in range(NIBBLES)]
-            both = zip(codes, lower_bits + upper_bits, strict=True)
-            codes = [self.builder.or_(each, bits) for each, bits in both]
-        return [self.levels(each) for each in codes] if self.has_levels else codes
 
     def levels(self, codes: Any) -> Any:
         """The levels of 64 codes in bytes. The instruction has a table for each 16 of them."""
@@ -208,7 +222,7 @@ class Avx2Tile(TileCode):
         return sums
 
     def few_products(self, values: Any, x_places: list[Any], terms: list[Any]) -> list[Any]:
-        """The same of at most four rows: a loop over words.
+        """The same of at most four rows: a loop over lines.
 
         In one long block of code LLVM would multiply one row after the other, with all codes in
         memory, because there are more than registers.
@@ -217,42 +231,27 @@ class Avx2Tile(TileCode):
         if not self.has_offsets:
             sums = [self.splat(self.load(term, WORD_TYPE)) for term in terms]
 
-        def body(word: Any, sums: list[Any]) -> list[Any]:
-            codes_of_word = self.codes(values, word)
-            places = [self.moved(x, word, 2 * WORD) for x in x_places]
-            for at, codes in self.pairs(codes_of_word):
+        def body(line: Any, sums: list[Any]) -> list[Any]:
+            places = [self.moved(x, line, 2 * WORD) for x in x_places]
+            for at, codes in self.pairs(self.codes(values, line)):
                 own = [self.splat(self.load(place, WORD_TYPE, at)) for place in places]
                 sums = [self.add_products(*each, codes) for each in zip(sums, own, strict=True)]
                 if len(sums) > 1:
                     sums = [self.ordered(each) for each in sums]
             return sums
 
-        return self.loop(long(self.bits if self.bits == 8 else NIBBLES), sums, body)
+        return self.loop(long(self.lines), sums, body)
 
-    def pairs(self, codes_of_word: list[Any]) -> Iterator[tuple[int, Any]]:
-        """Pairs of codes of a word, and how many bytes behind the word's activations theirs are."""
+    def pairs(self, codes_of_line: list[Any]) -> Iterator[tuple[int, Any]]:
+        """Pairs of codes of a line, and how many bytes behind the activations of its first word
+        theirs are.
+        """
         shorts = ir.VectorType(ir.IntType(16), 2 * PANEL)
         eight = ir.Constant(shorts, [8] * 2 * PANEL)
-        for part, codes in enumerate(codes_of_word):
+        for part, codes in enumerate(codes_of_line):
             yield BLOCK * part, self.builder.and_(codes, words(0x00FF00FF))
             odd = self.builder.lshr(self.builder.bitcast(codes, shorts), eight)
             yield BLOCK * part + WORD, self.builder.bitcast(odd, WORDS)
-
-    def codes(self, values: Any, word: Any) -> list[Any]:
-        """The codes, or their levels, in the bytes of a word, or in the lower and in the upper
-        halves of its bytes.
-        """
-        packed = self.load(self.moved(values, word, LINE), WORDS)
-        if self.bits == 8:
-            return [packed]
-        upper = self.builder.lshr(packed, words(4))
-        codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (packed, upper)]
-        if self.bits == 5:
-            fifth = self.load(values, WORDS, LINE * NIBBLES)
-            number = self.splat(self.builder.trunc(word, WORD_TYPE))
-            both = (self.lower_bits(fifth, number), self.upper_bits(fifth, number))
-            codes = [self.builder.or_(each, own) for each, own in zip(codes, both, strict=True)]
-        return [self.levels(each) for each in codes] if self.has_levels else codes
 
     def levels(self, codes: Any) -> Any:
         """The levels of 64 codes in bytes. The instruction has a table for each 16 of them."""
@@ -458,15 +457,22 @@ def _fixed_tile(code: type[TileCode], kind: BlockKind, rows: int) -> Any:
     return tile
 
 
-class BlockInstructions(NamedTuple):
-    """How a processor with these features, by the names of LLVM, multiplies blocks.
+def _bytes(number: int) -> Any:
+    """A vector of 64 times the same constant."""
+    return ir.Constant(_LINE_BYTES, [number] * LINE)
 
+
+class BlockInstructions(NamedTuple):
+    """How a processor with these features, by the names of LLVM, reads and multiplies blocks.
+
+    code: reads their codes.
     new_tile: a function of a kind of blocks that returns a tile, as the function `new_tile`.
     store: a function of the address of a block of activations (64 bytes), an index and an integer,
         which it stores where the tile expects it.
     """
 
     features: tuple[str, ...]
+    code: type[TileCode]
     new_tile: Callable[[BlockKind], Any]
     store: Any
 
@@ -474,9 +480,13 @@ class BlockInstructions(NamedTuple):
 AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 # The fastest is the first.
 BLOCK_INSTRUCTIONS = {
-    "AVX-512 VNNI": BlockInstructions(AVX512, partial(new_tile, Avx512Tile), store_bytes),
-    "AVX2": BlockInstructions(("avx2", "fma", "f16c"), partial(new_tile, Avx2Tile), store_pairs),
-    "none": BlockInstructions((), new_loop, store_integer),
+    "AVX-512 VNNI": BlockInstructions(
+        AVX512, Avx512Tile, partial(new_tile, Avx512Tile), store_bytes
+    ),
+    "AVX2": BlockInstructions(
+        ("avx2", "fma", "f16c"), Avx2Tile, partial(new_tile, Avx2Tile), store_pairs
+    ),
+    "none": BlockInstructions((), TileCode, new_loop, store_integer),
 }
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from trifold.fast import instruction as ins
 from trifold.fast.block_decode import new_decoder
 from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS, half_to_float
-from trifold.fast.block_weight import BLOCK, PANEL, WORD, blocks_of as plain_blocks_of
+from trifold.fast.block_weight import BLOCK, PANEL, blocks_of as plain_blocks_of
 from trifold.fast.intrinsics import (
     allocate,
     bfloat16_at,
@@ -240,14 +240,10 @@ def dequantize_panel(op: Any, panel: int) -> None:
             offsets[lane] = -zero * scales[lane]
             if kinds == 2:
                 offsets[lane] = half_to_float(halves[PANEL + lane])
-        codes = op.weight + LINE * bits * number
-        for word in range(BLOCK // WORD):
-            for byte in range(WORD):
-                column = BLOCK * block + WORD * word + byte
-                place = column * op.outputs + PANEL * panel
-                own = (codes, word, byte, scratch, scratch + 4 * PANEL)
-                if op.rounds == 0:
-                    _decode(op.dtype, *own, op.out + 4 * place)
-                else:
-                    _decode_to_bfloat16(op.dtype, *own, op.out + 2 * place)
+        own = (op.weight + LINE * bits * number, scratch, scratch + 4 * PANEL)
+        place = BLOCK * block * op.outputs + PANEL * panel
+        if op.rounds == 0:
+            _decode(op.dtype, *own, op.out + 4 * place, 4 * op.outputs)
+        else:
+            _decode_to_bfloat16(op.dtype, *own, op.out + 2 * place, 2 * op.outputs)
     release(scratch)
