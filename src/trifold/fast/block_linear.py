@@ -21,7 +21,7 @@ from trifold.fast.thread_pool import (
     DTYPES,
     Field,
     block_kind,
-    divide_into_tasks,
+    divided,
     execute,
     execute_one,
     is_readable,
@@ -102,8 +102,8 @@ def block_linears(
         if zero not in quantized:
             memory = torch.empty(quantized_bytes(*rows.shape), dtype=torch.int8)
             quantized[zero] = memory
-            own = {"opcode": BLOCK_QUANTIZE, "dtype": kind, "units": len(rows)}
-            first.append({**own, "x": rows, "out": memory})
+            own: dict[str, Field] = {"opcode": BLOCK_QUANTIZE, "dtype": kind}
+            first.append({**own, **divided(len(rows)), "x": rows, "out": memory})
         out = torch.empty(len(rows), len(weight))
         added = None if bias is None else bias.detach().float().contiguous()
         last.append({**matmul_fields(weight), "x": quantized[zero], "out": out, "bias": added})
@@ -120,7 +120,6 @@ def _execute_all(instructions: Sequence[dict[str, Field]], rows: int, inputs: in
         set_fields(program, number, **fields)
     program["rows"] = rows
     program["inputs"] = inputs
-    divide_into_tasks(program)
     execute(program)
 
 

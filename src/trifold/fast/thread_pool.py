@@ -96,6 +96,12 @@ def divide_into_tasks(program: Array) -> None:
     program["tasks"] = np.where(units > 0, -(-units // program["units_per_task"]), program["tasks"])
 
 
+def divided(units: int) -> dict[str, Field]:
+    """The fields of one instruction with so many units, as `divide_into_tasks` sets them."""
+    per_task = max(1, units // TASKS_PER_INSTRUCTION)
+    return {"units": units, "units_per_task": per_task, "tasks": -(-units // per_task)}
+
+
 def matmul_fields(weight: Weight) -> dict[str, Field]:
     """The fields of a matmul with a contiguous weight (N, K)."""
     if isinstance(weight, BlockWeight):
