@@ -87,18 +87,22 @@ def test_tensors_larger_than_a_region_get_their_own() -> None:
 @pytest.mark.skipif(not SMAPS.exists(), reason="not Linux")
 def test_pages_are_provided_and_later_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trifold.fast.huge_pages.PROVIDED_BYTES", PAGE_BYTES)
-    memory = HugeMemory(8 * PAGE_BYTES)
-    memory.provide()
+    memory = HugeMemory()
+    memory.provide(8 * PAGE_BYTES)
     for thread in threading.enumerate():
         if thread.name == "pages":
             thread.join()
     tensor = memory.empty((PAGE_BYTES,), torch.uint8)
     assert sizes_at(tensor.data_ptr())["Rss"] >= 8 * PAGE_BYTES // 1024
-    stopped = HugeMemory(200 * PAGE_BYTES)
-    stopped.provide()
+    stopped = HugeMemory()
+    stopped.provide(200 * PAGE_BYTES)
     tensors = [stopped.empty((PAGE_BYTES,), torch.uint8).fill_(7) for _ in range(200)]
     assert all(bool((each == 7).all()) for each in tensors)
     assert not [each for each in threading.enumerate() if each.name == "pages"]
+    small = HugeMemory(1000)
+    small.provide(0)
+    first, second = (small.empty((128,), torch.uint8) for _ in range(2))
+    assert second.data_ptr() - first.data_ptr() == 128, "a region of the usual size"
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="not Linux")

@@ -37,9 +37,11 @@ class HugeMemory:
         self._next = self._end = 0
         self._provider: _Provider | None = None
 
-    def provide(self) -> None:
-        """Let the system provide the pages on another thread, until the first tensor is made."""
-        self._begin(self._size)
+    def provide(self, size: int) -> None:
+        """Let the system provide so many bytes of the memory on another thread, until the first
+        tensor is made.
+        """
+        self._begin(size)
         assert self._memory is not None
         self._provider = _Provider(self._memory, self._next, self._end)
 

@@ -50,10 +50,10 @@ class GGUFFolder(FileAsFolder):
         """
         for file in self.files:
             read_ahead(file.memory)
-        memory = HugeMemory(laid_out_bytes(self.stored.values()))
+        memory = HugeMemory()
         if can_lay_out():
             prepare_interpreter()
-            memory.provide()
+            memory.provide(laid_out_bytes(self.stored.values()))
         return memory
 
     def matrices(
