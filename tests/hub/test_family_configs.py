@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -474,22 +475,19 @@ for group, members in (("decoder", DECODERS), ("encoder", ENCODERS)):
         REJECTED[member] = REJECTED[group] + REJECTED.get(member, [])
 
 
-@pytest.mark.parametrize(
-    ("family", "key", "value", "message"),
-    [
-        (family, *rejected)
-        for family in TINY
-        for rejected in REJECTED.get(family, []) + REJECTED_BY_ALL
-        if (family, rejected[0]) not in ACCEPTED
-    ],
-)
-def test_unsupported_values_are_errors(
-    family: str, key: str, value: object, message: str, saved: Saved
-) -> None:
+@pytest.mark.parametrize("family", TINY)
+def test_unsupported_values_are_errors(family: str, saved: Saved) -> None:
     folder = saved(family)
-    edit(folder, **{key: value})
-    with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
-        read_config(folder)
+    file = folder / "config.json"
+    before = file.read_text(encoding="utf-8")
+    for key, value, message in REJECTED.get(family, []) + REJECTED_BY_ALL:
+        if (family, key) not in ACCEPTED:
+            edit(folder, **{key: value})
+            with pytest.raises(CheckpointError) as raised:
+                read_config(folder)
+            found = re.search(rf"config\.json: .*{message}", str(raised.value))
+            assert found, f"{key} {value!r}: {raised.value}"
+            file.write_text(before, encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", ENCODERS)

@@ -18,28 +18,27 @@ from trifold.nn import ModelConfig, Transformer
 NAMES = {"0": "good", "1": "bad", "2": "été"}
 
 
-@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name != "trifold"])
 @pytest.mark.parametrize("heads", [("sequence",), ("pooler", "sequence"), ("token",)])
-def test_every_family_reads_and_writes_class_names(model_type: str, heads: tuple[str, ...]) -> None:
-    family = FAMILIES[model_type]
-    try:
-        named = family.architecture(family.read({}).model_copy(update={"heads": heads}))
-    except StopIteration:
-        return  # the family has no such class
+def test_every_family_reads_and_writes_class_names(heads: tuple[str, ...]) -> None:
     problem = "multi_label_classification"
-    config = family.read({"architectures": [named], "id2label": NAMES, "problem_type": problem})
-    if config.chosen_heads != heads:
-        return
-    assert (config.n_labels, config.labels, config.problem_type) == (
-        3,
-        ("good", "bad", "été"),
-        problem,
-    )
-    assert family.fits(config)
-    theirs = family.write(config)
-    assert (theirs["id2label"], theirs["problem_type"]) == (NAMES, problem)
-    assert theirs["label2id"] == {"good": 0, "bad": 1, "été": 2}
-    assert family.read({"architectures": [named], **theirs}).labels == config.labels
+    for model_type in FAMILIES.keys() - {"trifold"}:
+        family = FAMILIES[model_type]
+        try:
+            named = family.architecture(family.read({}).model_copy(update={"heads": heads}))
+        except StopIteration:
+            continue  # the family has no such class
+        given = {"architectures": [named], "id2label": NAMES, "problem_type": problem}
+        config = family.read(given)
+        if config.chosen_heads != heads:
+            continue
+        labels = config.n_labels, config.labels, config.problem_type
+        assert labels == (3, ("good", "bad", "été"), problem), model_type
+        assert family.fits(config), model_type
+        theirs = family.write(config)
+        assert (theirs["id2label"], theirs["problem_type"]) == (NAMES, problem), model_type
+        assert theirs["label2id"] == {"good": 0, "bad": 1, "été": 2}, model_type
+        again = family.read({"architectures": [named], **theirs})
+        assert again.labels == config.labels, model_type
 
 
 @pytest.mark.slow

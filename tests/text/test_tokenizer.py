@@ -115,17 +115,15 @@ def test_tokenized_text_is_restored_exactly(text: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("text", INJECTIONS)
-def test_text_cannot_produce_a_special_token(
-    tokenizer: Tokenizer, text: str, tmp_path: Path
-) -> None:
+def test_text_cannot_produce_a_special_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     for one in (tokenizer, Tokenizer.load(tmp_path)):
-        (ids,) = one.encode([text])
-        assert not {0, 1, 2} & set(ids)
-        known = 3 not in ids
-        assert known or one.library.model.__class__.__name__ in ("WordLevel",)
-        assert not known or one.decode([ids]) == [text]
+        for text in INJECTIONS:
+            (ids,) = one.encode([text])
+            assert not {0, 1, 2} & set(ids), text
+            known = 3 not in ids
+            assert known or one.library.model.__class__.__name__ in ("WordLevel",), text
+            assert not known or one.decode([ids]) == [text]
 
 
 def test_blank_text_has_no_tokens() -> None:
