@@ -475,19 +475,24 @@ for group, members in (("decoder", DECODERS), ("encoder", ENCODERS)):
         REJECTED[member] = REJECTED[group] + REJECTED.get(member, [])
 
 
+def error_of(folder: Path) -> str:
+    try:
+        read_config(folder)
+    except CheckpointError as error:
+        return str(error)
+    return "no error"
+
+
 @pytest.mark.parametrize("family", TINY)
 def test_unsupported_values_are_errors(family: str, saved: Saved) -> None:
     folder = saved(family)
-    file = folder / "config.json"
-    before = file.read_text(encoding="utf-8")
+    before = (folder / "config.json").read_text(encoding="utf-8")
     for key, value, message in REJECTED.get(family, []) + REJECTED_BY_ALL:
         if (family, key) not in ACCEPTED:
             edit(folder, **{key: value})
-            with pytest.raises(CheckpointError) as raised:
-                read_config(folder)
-            found = re.search(rf"config\.json: .*{message}", str(raised.value))
-            assert found, f"{key} {value!r}: {raised.value}"
-            file.write_text(before, encoding="utf-8")
+            found = error_of(folder)
+            assert re.search(rf"config\.json: .*{message}", found), (key, value, found)
+            (folder / "config.json").write_text(before, encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", ENCODERS)

@@ -21,8 +21,9 @@ NAMES = {"0": "good", "1": "bad", "2": "été"}
 @pytest.mark.parametrize("heads", [("sequence",), ("pooler", "sequence"), ("token",)])
 def test_every_family_reads_and_writes_class_names(heads: tuple[str, ...]) -> None:
     problem = "multi_label_classification"
-    for model_type in FAMILIES.keys() - {"trifold"}:
-        family = FAMILIES[model_type]
+    for model_type, family in FAMILIES.items():
+        if model_type == "trifold":
+            continue
         try:
             named = family.architecture(family.read({}).model_copy(update={"heads": heads}))
         except StopIteration:

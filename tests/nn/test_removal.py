@@ -145,6 +145,7 @@ def test_a_package_without_variants_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interpreter")
 def test_the_laws_of_classical_models_hold_without_variants() -> None:
     """An order of tokens is a variant. Compiled blocks take long, and do not depend on variants."""
     plugin = ("-p", "tests.nn.removal")
