@@ -8,13 +8,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from trifold.fast.block_weight import LEVELS, BlockWeight, pack_five_bits
+from trifold.fast.block_weight import LEVELS, BlockWeight, pack_codes
 from trifold.fast.instruction import (
     BLOCK4,
     BLOCK4_LEVELS,
     BLOCK4_OFFSETS,
     BLOCK5,
     BLOCK5_OFFSETS,
+    BLOCK6,
     BLOCK8,
     BLOCK_KINDS,
 )
@@ -29,6 +30,7 @@ BLOCKS = 3
 LARGEST = 127 * 256 + 127
 KINDS = {
     "8 bits": BLOCK_KINDS[BLOCK8],
+    "6 bits": BLOCK_KINDS[BLOCK6],
     "5 bits": BLOCK_KINDS[BLOCK5],
     "5 bits with offsets": BLOCK_KINDS[BLOCK5_OFFSETS],
     "4 bits": BLOCK_KINDS[BLOCK4],
@@ -73,10 +75,8 @@ def weight_of(codes: Array, scales: Array, offsets: Array, kind: str) -> BlockWe
     """The matrix of this kind (16, 32 · blocks), of codes (16, blocks, 32)."""
     bits, has_offsets, has_levels = KINDS[kind]
     packed = torch.from_numpy(codes).to(torch.uint8)
-    if bits == 4:
-        packed = packed[..., :16] | packed[..., 16:] << 4
-    if bits == 5:
-        packed = pack_five_bits(packed)
+    if bits < 8:
+        packed = pack_codes(packed, bits)
     halves = [torch.from_numpy(each).half() for each in (scales, offsets)]
     return BlockWeight.from_codes(
         packed,

@@ -19,7 +19,7 @@ READERS = {
     "Q4_1": BlockWeight.from_q4_1,
     "IQ4_NL": BlockWeight.from_iq4_nl,
 }
-BITS = (8, 5, 4)
+BITS = (8, 6, 5, 4)
 # Types whose blocks nothing here writes -> one with the same bytes and other values.
 LIKE = {"IQ4_NL": "Q4_0"}
 
@@ -84,6 +84,7 @@ def test_five_bits_have_a_smaller_error_than_those_of_a_file() -> None:
     errors = {name: (each - matrix).square().mean(1) for name, each in values.items()}
     assert (errors["5 bits"] < errors["Q5_0"]).all()
     assert errors["5 bits"].mean() < 0.35 * errors["4 bits"].mean()
+    assert errors["6 bits"].mean() < 0.30 * errors["5 bits"].mean()
 
 
 @given(st.integers(1, 40), st.integers(1, 140), st.sampled_from(BITS), st.integers(0, 2**31))

@@ -65,6 +65,7 @@ def random_blocks(matrix: Tensor, *, has_offsets: bool) -> BlockWeight:
 
 WEIGHTS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "blocks of 8 bits": lambda matrix: BlockWeight.quantize(matrix, 8),
+    "blocks of 6 bits": lambda matrix: BlockWeight.quantize(matrix, 6),
     "blocks of 5 bits": lambda matrix: BlockWeight.quantize(matrix, 5),
     "blocks of levels": lambda matrix: BlockWeight.quantize(matrix, 4),
     "blocks of 4 bits": lambda matrix: random_blocks(matrix, has_offsets=False),

@@ -109,11 +109,8 @@ class TileCode(VectorCode):
             return [packed]
         upper = self.builder.lshr(packed, words(4))
         codes = [self.builder.and_(each, words(0x0F0F0F0F)) for each in (packed, upper)]
-        if self.bits == 5:
-            fifth = self.load(values, WORDS, LINE * NIBBLES)
-            number = self.splat(self.builder.trunc(line, WORD_TYPE))
-            both = (self.lower_bits(fifth, number), self.upper_bits(fifth, number))
-            codes = [self.builder.or_(each, own) for each, own in zip(codes, both, strict=True)]
+        number = self.splat(self.builder.trunc(line, WORD_TYPE))
+        codes = self.with_upper_bits(values, number, codes)
         return [self.levels(each) for each in codes] if self.has_levels else codes
 
     def levels(self, codes: Any) -> Any:
@@ -127,16 +124,20 @@ class TileCode(VectorCode):
             choices = [self.builder.select(is_set, one, zero) for zero, one in pairs]
         return self.builder.bitcast(choices[0], WORDS)
 
-    def lower_bits(self, fifth: Any, word: Any) -> Any:
-        """The fifth bits of the codes of a word, as bits 4 of bytes, which are there as bits `word`
-        (0 … 3).
+    def with_upper_bits(self, values: Any, word: Any, both: list[Any]) -> list[Any]:
+        """The codes of 4 bits of words `word` (0 … 3) and 4 + word of a block, with their fifth and
+        sixth bits: bits `word` and 4 + word of the bytes of the lines after the codes.
         """
-        moved = self.builder.shl(fifth, self.builder.sub(words(4), word))
-        return self.builder.and_(moved, words(0x10101010))
-
-    def upper_bits(self, fifth: Any, word: Any) -> Any:
-        """The same for bits 4 + word."""
-        return self.builder.and_(self.builder.lshr(fifth, word), words(0x10101010))
+        builder = self.builder
+        lower, upper = both
+        for bit in range(4, self.bits):
+            line = self.load(values, WORDS, LINE * (NIBBLES + bit - 4))
+            mask = words(0x01010101 << bit)
+            first = builder.shl(line, builder.sub(words(bit), word))
+            second = builder.shl(builder.lshr(line, word), words(bit - 4))
+            lower = builder.or_(lower, builder.and_(first, mask))
+            upper = builder.or_(upper, builder.and_(second, mask))
+        return [lower, upper]
 
     def scaled(
         self, sums: list[Any], scales: Any, factors: list[Any], terms: list[Any], totals: list[Any]
@@ -324,8 +325,9 @@ def code_at(block: Any, bits: Any, lane: Any, word: Any, byte: Any) -> Any:
     if bits == 8:
         return np.int32(block[LINE * word + place])
     code = (np.int32(block[LINE * (word % NIBBLES) + place]) >> (4 * (word // NIBBLES))) & 15
-    if bits == 5:
-        code |= ((np.int32(block[LINE * NIBBLES + place]) >> word) & 1) << 4
+    for bit in range(4, bits):
+        line = np.int32(block[LINE * (NIBBLES + bit - 4) + place])
+        code |= ((line >> word) & 1) << bit
     return np.int32(code)
 
 

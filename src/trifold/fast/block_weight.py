@@ -1,4 +1,4 @@
-"""Weights in blocks of 32 values with a scale each: 8, 5 or 4 bits a value, as in GGUF files.
+"""Weights in blocks of 32 values with a scale each: 8, 6, 5 or 4 bits a value.
 
 `BlockWeight.quantize` rounds a matrix. `from_q8_0`, `from_q5_0`, `from_q4_0` and the like take the
 blocks of a GGUF file, which keep their values bit for bit: they are only laid out again.
@@ -7,6 +7,7 @@ blocks of a GGUF file, which keep their values bit for bit: they are only laid o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,11 @@ PANEL = 16  # rows that are read together
 WORD = 4  # codes of one row that are multiplied together
 CHUNK = 2**20  # values that are quantized or dequantized at a time, to bound the memory of copies
 NIBBLES = 4  # words of a block with 4 bits of each code
-ZERO_CODES = {8: 128, 5: 16, 4: 8}  # the code of the value 0, by bits; 0 with offsets
+ZERO_CODES = {8: 128, 6: 32, 5: 16, 4: 8}  # the code of the value 0, by bits; 0 with offsets
 # The levels of 4 bits: near 0, where most weights are, they are closer. They are those of IQ4_NL.
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # Levels that the largest value of a block gets, one trial each. Between two it is rounded to one.
 LARGEST = (-127, -137, 113, -108, -122, 120)
-FIVE_BIT_LARGEST = (-16, -15.5, -16.5, -15, 15, 15.5)
 
 
 class BlockWeight(QuantizedWeight):
@@ -35,9 +35,9 @@ class BlockWeight(QuantizedWeight):
     values: (N / 16, blocks, words, 16, 4) bytes. Rows are read 16 at a time: of each block, first 4
         codes of each of the rows, then the next 4. In 8 bits a block has 8 words. In 4 bits it has
         4: the lower halves of its bytes are its first 16 codes, the upper halves the others. In 5
-        bits it has one more, with the fifth bits (`fifth_bits`).
+        and 6 bits, words with the fifth and with the sixth bits follow (`upper_bits`).
     scales: (N / 16, blocks, 1 or 2, 16) float16, the scale of each row and, if there are two, its
-        offset. Without offsets, the code of 0 is 128 (in 8 bits), 16 or 8.
+        offset. Without offsets, the code of 0 is the half of their number (ZERO_CODES).
     has_levels: whether codes, of 4 bits, are numbers of LEVELS.
     shape: (N, K). Rows that fill the last 16 have scales of 0. Codes that fill the last block of a
         row are of no column: activations have zeros there.
@@ -76,12 +76,8 @@ class BlockWeight(QuantizedWeight):
         has_levels: bool = False,
         inputs: int | None = None,
     ) -> BlockWeight:
-        """The matrix of codes (N, blocks, 32, 20 or 16) uint8 and scales and offsets (N, blocks)
-        float16.
-
-        16 bytes hold 32 codes of 4 bits, the first 16 in their lower halves; of codes of 5 bits, 4
-        bytes with the fifth bits follow (`fifth_bits`). inputs: K, by default all columns of the
-        blocks.
+        """The matrix of packed codes (N, blocks, 4 · bits) uint8, see `pack_codes`, and of scales
+        and offsets (N, blocks) float16. inputs: K, by default all columns of the blocks.
         """
         rows, blocks, size = codes.shape
         if inputs is None:
@@ -161,8 +157,8 @@ class BlockWeight(QuantizedWeight):
     @classmethod
     @torch.no_grad()
     def quantize(cls, matrix: Tensor, bits: int, dtype: torch.dtype | None = None) -> BlockWeight:
-        """The matrix (N, K) rounded to 8 bits, as llama.cpp's Q8_0, or to 5 bits or levels of 4
-        bits with scales of the smallest square error among a few.
+        """The matrix (N, K) rounded to 8 bits, as llama.cpp's Q8_0, or to 6 or 5 bits or levels of
+        4 bits with scales of the smallest square error among a few.
 
         Raises ValueError for values that are not finite or too large for a float16 scale.
         """
@@ -172,7 +168,7 @@ class BlockWeight(QuantizedWeight):
         codes = torch.empty(rows, blocks, code_bytes, dtype=torch.uint8, device=matrix.device)
         scales = torch.empty(rows, blocks, dtype=torch.float16, device=matrix.device)
         step = max(1, CHUNK // inputs)
-        encode = {8: _eight_bits, 5: _five_bits, 4: _four_bits}[bits]
+        encode = {8: _eight_bits, 4: _four_bits}.get(bits) or partial(_uniform, bits=bits)
         problem = f"has values that are not finite or too large for {bits} bits"
         for start in range(0, rows, step):
             part = slice(start, start + step)
@@ -208,7 +204,7 @@ class BlockWeight(QuantizedWeight):
 
     @property
     def bits(self) -> int:
-        """Of each value: 8, 5 or 4."""
+        """Of each value: 8, 6, 5 or 4."""
         return self.values.shape[2]
 
     @property
@@ -259,10 +255,11 @@ class BlockWeight(QuantizedWeight):
         """
         if self.bits < 8:
             nibbles = codes[..., :NIBBLES, :]
-            fifth = codes[..., NIBBLES:, :]
+            others = codes[..., NIBBLES:, :]
             codes = torch.cat([nibbles & 15, nibbles >> 4], -2)
-        if self.bits == 5:
-            codes |= ((fifth >> _word_numbers(codes.device)) & 1) << 4
+            for bit in range(4, self.bits):
+                own = others[..., bit - 4 : bit - 3, :]
+                codes |= ((own >> _word_numbers(codes.device)) & 1) << bit
         if self.has_levels:
             levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
             numbers = _looked_up(levels, codes.flatten(-2).int())
@@ -320,7 +317,7 @@ def _whole_panels(x: Tensor) -> Tensor:
     return x.reshape(-1, PANEL, *x.shape[1:])
 
 
-# --- 5 bits ---------------------------------------------------------------------------------------
+# --- packed codes ---------------------------------------------------------------------------------
 
 
 def _swap(upper: int, lower: int) -> tuple[int, int]:
@@ -334,7 +331,7 @@ def _swap(upper: int, lower: int) -> tuple[int, int]:
 _SWAPS = (_swap(4, 1), _swap(3, 0), _swap(2, 1), _swap(1, 0))
 
 
-def fifth_bits(word: Any) -> Any:
+def upper_bits(word: Any) -> Any:
     """The fifth bits of 32 codes, int32, as blocks have them: that of code 4 · w + b, its number in
     the given word, becomes bit w of byte b. One shift then moves those of four codes to their
     places.
@@ -350,18 +347,22 @@ def _five_bit_codes(fifth: Tensor, nibbles: Tensor) -> Tensor:
     the others, all bytes.
     """
     words = fifth.clone(memory_format=torch.contiguous_format).view(torch.int32)
-    return torch.cat([nibbles, fifth_bits(words).view(torch.uint8)], -1)
+    return torch.cat([nibbles, upper_bits(words).view(torch.uint8)], -1)
 
 
-def pack_five_bits(codes: Tensor) -> Tensor:
-    """Codes of 5 bits (..., 32) uint8 -> (..., 20), as `BlockWeight.from_codes` takes them."""
-    bits = (codes >> 4).unflatten(-1, (-1, WORD)) << _word_numbers(codes.device)
-    fifth = bits.sum(-2, dtype=torch.uint8)
-    return torch.cat([(codes[..., :16] & 15) | (codes[..., 16:] << 4), fifth], -1)
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Codes of 4 to 6 bits (..., 32) uint8 -> (..., 4 · bits): 4 bits of each, those of the first
+    16 in the lower halves of bytes, then the fifth bits and the sixth.
+    """
+    parts = [(codes[..., :16] & 15) | (codes[..., 16:] << 4)]
+    for bit in range(4, bits):
+        own = ((codes >> bit) & 1).unflatten(-1, (-1, WORD))
+        parts.append((own << _word_numbers(codes.device)).sum(-2, dtype=torch.uint8))
+    return torch.cat(parts, -1)
 
 
 def _word_numbers(device: torch.device) -> Tensor:
-    """The numbers (8, 1) of the words of 32 codes, which are the bits of their fifth bits."""
+    """The numbers (8, 1) of the words of 32 codes, which are the places of their upper bits."""
     return torch.arange(BLOCK // WORD, dtype=torch.uint8, device=device)[:, None]
 
 
@@ -402,17 +403,19 @@ def _four_bits(x: Tensor) -> tuple[Tensor, Tensor]:
 
     levels, scales = _search(x, rounded, LARGEST)
     codes = _looked_up(nearest.to(torch.uint8), (2 * levels + 256).int())
-    return codes[:, :16] | (codes[:, 16:] << 4), scales
+    return pack_codes(codes, 4), scales
 
 
-def _five_bits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (B, 20) and scales (B,) of values (B, 32) fp32."""
+def _uniform(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Packed codes (B, 4 · bits) and scales (B,) of values (B, 32) fp32."""
+    zero = ZERO_CODES[bits]
 
     def rounded(scales: Tensor) -> Tensor:
-        return (x * _inverse(scales)).round_().clamp_(-16, 15)
+        return (x * _inverse(scales)).round_().clamp_(-zero, zero - 1)
 
-    levels, scales = _search(x, rounded, FIVE_BIT_LARGEST)
-    return pack_five_bits((levels + ZERO_CODES[5]).to(torch.uint8)), scales
+    trials = (-zero, 0.5 - zero, -zero - 0.5, 1 - zero, zero - 1, zero - 0.5)
+    levels, scales = _search(x, rounded, trials)
+    return pack_codes((levels + zero).to(torch.uint8), bits), scales
 
 
 def _search(

@@ -51,13 +51,16 @@ class BlockKind(NamedTuple):
 # Their numbers in instructions are their places here.
 BLOCK_KINDS = (
     BlockKind(8),
+    BlockKind(6),
     BlockKind(5),
     BlockKind(5, has_offsets=True),
     BlockKind(4),
     BlockKind(4, has_offsets=True),
     BlockKind(4, has_levels=True),
 )
-BLOCK8, BLOCK5, BLOCK5_OFFSETS, BLOCK4, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(len(BLOCK_KINDS))
+BLOCK8, BLOCK6, BLOCK5, BLOCK5_OFFSETS, BLOCK4, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(
+    len(BLOCK_KINDS)
+)
 BLOCK_BITS = tuple(kind.bits for kind in BLOCK_KINDS)
 ZERO_CODES = tuple(kind.zero for kind in BLOCK_KINDS)
 

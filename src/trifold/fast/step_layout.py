@@ -6,14 +6,14 @@ import numpy as np
 
 from trifold.fast import instruction as ins
 from trifold.fast.block_tile import LINE
-from trifold.fast.block_weight import BLOCK, PANEL, fifth_bits as plain_fifth_bits
+from trifold.fast.block_weight import BLOCK, PANEL, upper_bits as plain_upper_bits
 from trifold.fast.intrinsics import bfloat16_at, int32_at, int64_at
 from trifold.fast.loops import inline, subroutine
 
 INFINITE = np.uint16(0x7C00)  # the exponent of float16 numbers that are not finite
 SIGNS = np.int32(-0x7F7F7F80)  # 0x80 in four bytes: int8 -> codes whose zero is 128
 
-fifth_bits = subroutine(plain_fifth_bits)
+upper_bits = subroutine(plain_upper_bits)
 
 
 @subroutine
@@ -61,7 +61,7 @@ def _word(codes: Any, word: int) -> Any:
     if words == 4:
         return codes[word]
     if word == 4:
-        return np.int32(fifth_bits(codes[0]))
+        return np.int32(upper_bits(codes[0]))
     return codes[word + 1]
 
 

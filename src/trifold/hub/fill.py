@@ -29,7 +29,9 @@ from trifold.nn.stack import all_modules
 
 Stored = Literal["int8", "int4", "file"]
 NONE: Mapping[str, Any] = MappingProxyType({})
-VALUES = "v_proj.weight"  # the end of the names of matrices that make the values of attention
+# Parts of the names of matrices: those of attention, and among them those that make its values.
+ATTENTION = "attention."
+VALUES = "v_proj.weight"
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
 CHUNK = 2**21  # elements that a thread copies at a time
 MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
@@ -174,14 +176,15 @@ def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
 def _block_bits(
     model: Transformer, name: str, modules: Sequence[nn.Module], stored: str | None
 ) -> int | None:
-    """The bits of a matrix in blocks: 8, or 4 for int4 unless it is a language-model head or makes
-    the values of attention, whose errors pass to all that follows. None for int8 of an encoder,
-    whose int8 matmuls need a scale for each row.
+    """The bits of a matrix in blocks. In int8, 8; None for an encoder, whose int8 matmuls need a
+    scale for each row. In int4, more for the matrices whose errors change predictions most.
     """
-    if stored == "int4":
-        is_head = any(isinstance(module, LanguageModelHead) for module in modules)
-        return 8 if is_head or name.endswith(VALUES) else 4
-    return None if model.config.shape == "encoder" else 8
+    if stored != "int4":
+        return None if model.config.shape == "encoder" else 8
+    is_head = any(isinstance(module, LanguageModelHead) for module in modules)
+    if is_head or name.endswith(VALUES):
+        return 6
+    return 5 if ATTENTION in name else 4
 
 
 def _small_weight(

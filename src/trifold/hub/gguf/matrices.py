@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trifold.fast.block_layout import KINDS, FileRows, can_lay_out, lay_out as lay_out_rows
-from trifold.fast.block_weight import PANEL, BlockWeight, pack_five_bits
+from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
 from trifold.hub.gguf.blocks import BlockType, codes_of_q5_k, dequantize, scales_of_groups
 from trifold.hub.gguf.file_format import TensorEntry
@@ -281,13 +281,13 @@ def _q4_k(raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
     table = raw.view(-1, 144)
     low = table[:, 16:].unflatten(1, (4, 32))  # of two blocks, in the halves of bytes
     codes = torch.stack([low & 15, low >> 4], 2).flatten(1, 2)  # (N, 8, 32)
-    return _of_groups(table, codes[..., :16] | (codes[..., 16:] << 4), shape[0])
+    return _of_groups(table, pack_codes(codes, 4), shape[0])
 
 
 def _q5_k(raw: Tensor, shape: tuple[int, int]) -> BlockWeight:
     """The same with codes of 5 bits."""
     table = raw.view(-1, 176)
-    return _of_groups(table, pack_five_bits(codes_of_q5_k(table)), shape[0])
+    return _of_groups(table, pack_codes(codes_of_q5_k(table), 5), shape[0])
 
 
 def _of_groups(table: Tensor, codes: Tensor, rows: int) -> BlockWeight:
