@@ -154,18 +154,20 @@ def test_matrices_have_scales_of_blocks_except_those_of_int8_encoders(
             expected: QuantizedWeight = Int8Weight.quantize(matrix)
         else:
             is_head = model.lm_head is not None and model.lm_head.weight is module
-            bits = 8 if weights == "int8" else bits_in_int4(name, is_head=is_head)
+            bits = 8 if weights == "int8" else bits_in_int4(name, shape, is_head=is_head)
             expected = BlockWeight.quantize(matrix, bits)
         assert type(module) is type(expected)
         assert torch.equal(module.dequantize(), expected.dequantize())
 
 
-def bits_in_int4(name: str, *, is_head: bool) -> int:
+def bits_in_int4(name: str, shape: str, *, is_head: bool) -> int:
     """Those that docs/gguf.md states for a matrix."""
     if is_head or "v_proj" in name:
         return 6
+    if "embeddings" in name:
+        return 4
     is_of_attention = any(f"{part}_proj" in name and "attention" in name for part in "qko")
-    return 5 if is_of_attention else 4
+    return 5 if is_of_attention or shape == "encoder" else 4
 
 
 def test_a_matrix_that_has_no_scale_is_named(tmp_path: Path) -> None:

@@ -179,12 +179,15 @@ def _block_bits(
     """The bits of a matrix in blocks. In int8, 8; None for an encoder, whose int8 matmuls need a
     scale for each row. In int4, more for the matrices whose errors change predictions most.
     """
+    is_encoder = model.config.shape == "encoder"
     if stored != "int4":
-        return None if model.config.shape == "encoder" else 8
-    is_head = any(isinstance(module, LanguageModelHead) for module in modules)
+        return None if is_encoder else 8
+    is_head, is_linear = (
+        any(isinstance(module, kind) for module in modules) for kind in (LanguageModelHead, Linear)
+    )
     if is_head or name.endswith(VALUES):
         return 6
-    return 5 if ATTENTION in name else 4
+    return 5 if ATTENTION in name or (is_encoder and is_linear) else 4
 
 
 def _small_weight(
