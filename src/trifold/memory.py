@@ -2,10 +2,11 @@
 shell, or of a GPU.
 """
 
+import ctypes
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -48,6 +49,12 @@ def available_memory(device: torch.device, processes: int = 1) -> Limit:
     if processes > 1:
         origin = f"{origin}, shared by {processes} ranks"
     return limit // processes, origin
+
+
+def return_freed_memory() -> None:
+    """Return to the system what was freed and the C library keeps for later (glibc)."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

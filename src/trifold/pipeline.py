@@ -37,7 +37,7 @@ from trifold.hub.folder import folder_with
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.hub.output_folder import new_folder
 from trifold.hub.sentence_transformers import SentenceModules, read_modules, write_modules
-from trifold.memory import find_device, no_collections
+from trifold.memory import find_device, no_collections, return_freed_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
@@ -143,6 +143,8 @@ class Pipeline(PredictMixin):
             reader, writer = self._given_tokenizers
         else:
             reader, writer = self._read_tokenizers()
+            # Making one from 262,144 tokens and their merges takes twice the memory that it keeps.
+            return_freed_memory()
         writer = writer or reader
         if reader is not None:
             reader = reader.for_model(self.config.vocab_size)
@@ -782,6 +784,8 @@ def load(
         device=found_device,
         stored=None if weights == "full" else weights,
     )
+    if weights == "file":
+        return_freed_memory()  # the model takes the memory of its file
     folder = folder_with("tokenizer_config.json", model_folder)
     read: Callable[[], Tokenizers] | None = None
     reader = writer = None

@@ -29,6 +29,24 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma() -> Path:
+    """The GGUF file of Gemma 3 270M (base, q4_k_m): its rows of 640 are Q5_0 and Q8_0."""
+    file = ROOT / ".venv" / "real" / "gemma-3-270m" / "model.gguf"
+    if not file.exists():
+        pytest.skip("gemma-3-270m is not installed; `make real` installs it")
+    return file
+
+
+@pytest.fixture(scope="session")
+def mpnet() -> Path:
+    """The folder of all-mpnet-base-v2."""
+    folder = ROOT / ".venv" / "real" / "all-mpnet-base-v2"
+    if not folder.exists():
+        pytest.skip("all-mpnet-base-v2 is not installed; `make real` installs it")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def datasets() -> Path:
     """The folder of public datasets."""
     folder = os.environ.get("TRIFOLD_DATA")

@@ -1,5 +1,7 @@
 """Logits of GGUF files equal those of the models of transformers that they were written from."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,19 @@ def test_outputs_of_quantized_files_equal_the_reader_of_transformers(
     )
     theirs = _reference(model.eval(), case)
     assert (_ours(path, case) - theirs).abs().max() < 1e-4
+
+
+LOAD = """
+import sys
+import trifold
+
+for path in sys.argv[1:]:
+    trifold.load(path)
+    assert "torch._dynamo" not in sys.modules, path
+"""
+
+
+def test_loading_does_not_import_the_compiler_of_pytorch(tmp_path: Path) -> None:
+    """It takes two seconds and 60 MB."""
+    files = [case.write(tmp_path / f"{name}.gguf", case.model()) for name, case in CASES.items()]
+    subprocess.run([sys.executable, "-c", LOAD, *map(str, files)], check=True)
