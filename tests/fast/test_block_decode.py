@@ -28,6 +28,7 @@ def test_numbers_are_codes_times_scales_plus_offsets(
     scales, offsets = generator.standard_normal((2, 16)).astype(np.float32)
     scales[3], offsets[5] = np.array([-1, 0x7FFFFFFF], np.int32).view(np.float32)  # NaN
     scales[7], offsets[9] = np.inf, -np.inf
+    scales[11], offsets[11] = 1, 256  # ties in bf16
     weight = weight_of(codes, scales[:, None], offsets[:, None], kind)
     numbers = np.array(LEVELS)[codes] + 128 if KINDS[kind].has_levels else codes
     with np.errstate(invalid="ignore"):
