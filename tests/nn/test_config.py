@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from typing import Any
 
@@ -246,9 +247,9 @@ CHOICES: list[tuple[str, Any]] = [
 ]  # fmt: skip
 
 
-def problem_of(values: dict[str, Any]) -> str:
+def problem_of(values: dict[str, Any], at: str = "") -> str:
     try:
-        ModelConfig.parse(values)
+        ModelConfig.parse(values, at)
     except SettingsError as error:
         return str(error)
     return ""
@@ -273,24 +274,23 @@ def test_a_default_that_a_choice_excludes_gives_way(shape: str) -> None:
     plain, given_way = ModelConfig().model_dump(), 0
     for choice, base in product(choices, models):
         found, both = settled(base, choice), base | choice
-        explicit = plain | both
-        assert problem_of(found) == "", (base, choice)
-        assert {key: found[key] for key in choice} == choice
         if problem := problem_of(both):
             given_way += 1
+            explicit = plain | both
+            assert problem_of(found) == "", (base, choice)
+            assert {key: found[key] for key in choice} == choice
             gave_way = [key for key in found if found[key] != explicit[key]]
             assert any(key in problem for key in gave_way), (problem, choice, base)
             assert any(key in problem for key in choice.keys() - {"shape"}), (problem, choice, base)
             assert settled(explicit, explicit) == explicit
         else:
-            assert found == both
+            assert found == both, (base, choice)
     assert given_way > len(choices) * len(models) / 6
 
 
-@pytest.mark.parametrize(("values", "message"), INVALID)
-def test_a_contradiction_is_named(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        ModelConfig.parse(values, at="model")
+def test_a_contradiction_is_named() -> None:
+    found = [(problem_of(values, at="model"), message) for values, message in INVALID]
+    assert not [each for each in found if not re.search(each[1], each[0])]
 
 
 def test_all_wrong_keys_are_reported_together() -> None:
