@@ -636,7 +636,7 @@ class Pipeline(PredictMixin):
         """
         if any(isinstance(module, QuantizedWeight) for module in self.model.modules()):
             raise UsageError(
-                "weights of 4 or 8 bits are for inference only; load the model with weights='full'"
+                "weights of 4 to 16 bits are for inference only; load the model with weights='full'"
             )
         with new_folder(Path(folder).expanduser(), overwrite=overwrite) as path:
             self._write(path, max_shard_size)

@@ -12,7 +12,9 @@ from tests.models import randomize
 from torch import Tensor, nn
 
 from trifold.fast import decoding_step as step, instruction, layers, thread_pool
+from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer, capture
 from trifold.nn.embeddings import TokenEmbedding
@@ -267,6 +269,24 @@ def test_weights_in_blocks_equal_their_dequantized_weights(
         assert_close(model.lm_head(got[:, -1]), rounded.lm_head(expected[:, -1]), 1e-3)
 
 
+@all_configs
+@pytest.mark.parametrize("rows", [2, 5, 12])
+def test_weights_in_bf16_are_not_rounded_further(
+    make_model: Make, values: dict[str, object], rows: int
+) -> None:
+    model = make_model(**values)
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for module in rounded.modules():
+            if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
+                module.weight.copy_(module.weight.bfloat16())
+    replace_matrices(model, lambda matrix: Bfloat16Weight(matrix.bfloat16(), torch.float32))
+    got, cache = decode_steps(model, rows)
+    expected, _ = decode_steps(rounded, rows, plain=True)
+    assert is_compiled(cache) and got.dtype is torch.float32
+    assert_close(got, expected, 1e-5)
+
+
 @pytest.mark.parametrize("width", [32, 40])
 @pytest.mark.parametrize("rows", [2, 12])
 @pytest.mark.parametrize(
@@ -353,12 +373,17 @@ def test_int8_weights_without_blocks_use_the_plain_step(make_model: Make) -> Non
 
 
 def to_blocks(model: Transformer) -> None:
-    """Quantize the weights of linear layers, embeddings and heads; tied weights remain tied."""
-    made: dict[nn.Parameter, BlockWeight] = {}
+    """Quantize the weights of linear layers, embeddings and heads."""
+    replace_matrices(model, lambda matrix: BlockWeight.quantize(matrix, 8))
+
+
+def replace_matrices(model: Transformer, new: Callable[[Tensor], QuantizedWeight]) -> None:
+    """Replace the weights of linear layers, embeddings and heads; tied weights remain tied."""
+    made: dict[nn.Parameter, QuantizedWeight] = {}
     for module in model.modules():
         if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
             weight = module.weight
-            made.setdefault(weight, BlockWeight.quantize(weight, 8))
+            made.setdefault(weight, new(weight.detach()))
             del module.weight
             module.weight = made[weight]
 

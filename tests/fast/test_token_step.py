@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trifold import fast
 from trifold.fast import decoding_step, layers, token_step
+from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight, blocks_of
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.token_step import TokenStep, Unsupported, next_logits
@@ -70,6 +71,7 @@ WEIGHTS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "blocks of levels": lambda matrix: BlockWeight.quantize(matrix, 4),
     "blocks of 4 bits": lambda matrix: random_blocks(matrix, has_offsets=False),
     "blocks with offsets": lambda matrix: random_blocks(matrix, has_offsets=True),
+    "bf16": lambda matrix: Bfloat16Weight(matrix.bfloat16(), torch.float32),
 }
 
 

@@ -22,6 +22,7 @@ THRESHOLDS: dict[str, Any] = {
     "trifold.fast.attention.QUERY_BLOCK": 8,
     "trifold.fast.bfloat16_linear.MANY_ROWS": 9,
     "trifold.fast.bfloat16_linear.WIDENED": 64,
+    "trifold.fast.bfloat16_weight.CHUNK": 512,
     "trifold.fast.block_linear.DECODED": 1024,
     "trifold.fast.block_linear.MANY_ROWS": 12,
     "trifold.fast.block_weight.CHUNK": 512,

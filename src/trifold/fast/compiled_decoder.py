@@ -19,6 +19,7 @@ from trifold.fast.beam_index import current_index
 from trifold.fast.block_linear import quantized_bytes
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.matmul import repeated_linear
+from trifold.fast.quantized_weight import QuantizedWeight, Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -46,18 +47,21 @@ def sublayers(block: Any) -> list[Any]:
 
 
 class Matmul(NamedTuple):
-    """A matmul of a library: x (R, K) and weight (N, K) of one type.
+    """A matmul of a library: x (R, K) and weight (N, K) of one type, or a weight in bf16.
 
     finish: the instruction that reads its result.
     """
 
     finish: int
     x: Tensor
-    weight: Tensor
+    weight: Weight
 
     def execute(self, rows: int) -> Tensor:
         """The products (R, N) of the first `rows` of x."""
-        return repeated_linear(self.x[:rows], self.weight)
+        x = self.x[:rows]
+        if isinstance(self.weight, QuantizedWeight):
+            return self.weight.linear(x, None)
+        return repeated_linear(x, self.weight)
 
 
 class HookSearch:
@@ -208,7 +212,7 @@ class CompiledDecoder:
         self._add(out, **fields, x=self.quantized[2])
 
     def _add_library_matmul(
-        self, weight: Tensor, x: Tensor, out: Tensor, fields: dict[str, Field]
+        self, weight: Weight, x: Tensor, out: Tensor, fields: dict[str, Field]
     ) -> None:
         """Multiply by the library, and finish its result.
 
@@ -222,7 +226,7 @@ class CompiledDecoder:
         self.matmuls[-1].append(Matmul(len(self.fields), x, weight))
         self._add(out, **fields)
 
-    def _convert(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _convert(self, x: Tensor, weight: Weight) -> Tensor:
         """x in the type of a weight, unless it already is converted."""
         if weight.dtype is torch.float32:
             return x

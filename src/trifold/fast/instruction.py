@@ -13,8 +13,10 @@ import numpy as np
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
 BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE, BLOCK_LAYOUT = 7, 8, 9, 10
 EMBED, BLOCK_EMBED, SCALE = 11, 12, 13
-FLOAT32, BFLOAT16 = 0, 1
-ITEM_BYTES = (4, 2)
+# Of weights, and of cached keys. WIDENED: weights in bf16 of a model in another type, for which
+# activations are not rounded.
+FLOAT32, BFLOAT16, WIDENED = 0, 1, 2
+ITEM_BYTES = (4, 2, 2)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
+from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.instruction import (
     BFLOAT16,
@@ -27,6 +28,7 @@ from trifold.fast.instruction import (
     FLOAT32,
     INSTRUCTION,
     MATMUL,
+    WIDENED,
     BlockKind,
     outputs_per_block_task,
     outputs_per_task,
@@ -106,9 +108,13 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
     """The fields of a matmul with a contiguous weight (N, K)."""
     if isinstance(weight, BlockWeight):
         return _block_fields(weight)
-    assert isinstance(weight, Tensor), "see `is_readable`"
     outputs, inputs = weight.shape
-    dtype = DTYPES[weight.dtype]
+    if isinstance(weight, Bfloat16Weight):
+        dtype = BFLOAT16 if weight.dtype is torch.bfloat16 else WIDENED
+        weight = weight.values
+    else:
+        assert isinstance(weight, Tensor), "see `is_readable`"
+        dtype = DTYPES[weight.dtype]
     return {
         **{"opcode": MATMUL, "dtype": dtype, "inputs": inputs, "outputs": outputs},
         # Detached, so that its memory stays even if the parameter gets other data.
@@ -133,11 +139,13 @@ def block_kind(weight: BlockWeight) -> int:
 
 
 def is_readable(weight: Weight) -> bool:
-    """Whether instructions can read this weight in place: quantized ones only in blocks."""
+    """Whether instructions can read this weight in place: quantized ones only in blocks
+    or in bf16.
+    """
     if weight.device.type != "cpu":
         return False
     if isinstance(weight, QuantizedWeight):
-        return isinstance(weight, BlockWeight)
+        return isinstance(weight, BlockWeight | Bfloat16Weight)
     return weight.dtype in DTYPES and weight.is_contiguous()
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from trifold.errors import CheckpointError
-from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory
+from trifold.fast.quantized_weight import QuantizedWeight, Weight
 from trifold.folders import AnyPath, UntrustedPath, folder_or_file, named
 from trifold.hub import rules
 from trifold.hub.families import FAMILIES, NATIVE
@@ -211,12 +211,12 @@ def load_model(
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     load = rules.loader(table, parameters)
     tensors = load(theirs)
-    found: dict[str, BlockWeight | Tensor] = {}
+    found: dict[str, Weight] = {}
     if file is not None:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
         found = file.matrices(load, shapes, dtype, memory)
     others = ((name, tensors[name]) for name in tensors if name not in found)
-    blocks = {name: each for name, each in found.items() if isinstance(each, BlockWeight)}
+    blocks = {name: each for name, each in found.items() if isinstance(each, QuantizedWeight)}
     ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}
     fill_model(model, others, dtype, device, stored=stored, blocks=blocks, ready=ready)
     model.family = family.model_type

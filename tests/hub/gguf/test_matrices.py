@@ -16,6 +16,7 @@ import trifold
 from trifold import fast
 from trifold.errors import CheckpointError, UsageError
 from trifold.fast import block_layout
+from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
 from trifold.hub import load_model
 from trifold.hub.fill import named_matrices
@@ -206,6 +207,23 @@ def test_types_of_numbers_stay(tmp_path: Path) -> None:
     assert not any(isinstance(module, BlockWeight) for module in model.modules())
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_matrices_in_bf16_are_not_decoded_in_float32(name: str, tmp_path: Path) -> None:
+    path = CASES[name].write(tmp_path / "a.gguf", CASES[name].model(), Types.BF16)
+    decoded, _ = load_model(path)
+    model, _ = load_model(path, stored="file")
+    found = {n: m for n, m in model.named_modules() if isinstance(m, Bfloat16Weight)}
+    if name != "bert":
+        assert not named_matrices(decoded).keys() & dict(model.named_parameters()).keys()
+        assert found
+    for title, weight in found.items():
+        assert torch.equal(weight.dequantize(), decoded.get_parameter(title))
+    expected = outputs(decoded)
+    assert (outputs(model) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    half, _ = load_model(path, dtype=torch.float16, stored="file")
+    assert not any(isinstance(module, Bfloat16Weight) for module in half.modules())
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not Linux")
 @pytest.mark.parametrize("kind", [Types.BF16, Types.F32])
 def test_numbers_of_the_right_type_stay_in_the_memory_of_the_file(
@@ -283,7 +301,7 @@ print(1024 * (private() - before))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not Linux with glibc")
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Types.Q4_1, Types.Q5_0])
+@pytest.mark.parametrize("kind", [Types.Q4_1, Types.Q5_0, Types.BF16])
 def test_a_model_takes_the_memory_of_its_file(tmp_path: Path, kind: Types) -> None:
     case = CASES["llama"]
     small = case.write(tmp_path / "small.gguf", case.model(), kind)

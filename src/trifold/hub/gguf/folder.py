@@ -17,6 +17,7 @@ from trifold.fast import prepare_interpreter
 from trifold.fast.block_layout import can_lay_out
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory, read_ahead, release_pages
+from trifold.fast.quantized_weight import Weight
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
@@ -62,10 +63,10 @@ class GGUFFolder(FileAsFolder):
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
         memory: HugeMemory,
-    ) -> dict[str, BlockWeight | Tensor]:
-        """The matrices of a model with these names and shapes that the file has in blocks or in
-        `dtype`, for results of that type, laid out in this memory. The latter are in the memory of
-        the file.
+    ) -> dict[str, Weight]:
+        """The matrices of a model with these names and shapes that the file has in blocks, in
+        `dtype` or in bf16, for results of that type, laid out in this memory. Numbers are in the
+        memory of the file.
 
         load: makes the tensors of a model from those by the names of the family. Raises
         CheckpointError for values that have no scale.
@@ -76,7 +77,7 @@ class GGUFFolder(FileAsFolder):
             made = dict(lay_out(found, dtype, memory))
         except ValueError as error:
             raise CheckpointError(f"{self}: {error}; copy the file again") from None
-        has_shared = any(isinstance(each, Tensor) for each in made.values())
+        has_shared = any(not isinstance(each, BlockWeight) for each in made.values())
         for file in self.files:
             if has_shared:  # whoever changes these parameters does not change what is loaded next
                 file.map_again()

@@ -7,7 +7,7 @@ change in another way is decoded instead. How the types of a file are stored:
     Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL  as they are
     Q5_K, Q4_K          in 5 or 4 bits with offsets; products of two scales are rounded to float16
     others in blocks    rounded to 8 bits, as Q8_0
-    numbers             as they are, if the model computes with their type
+    numbers             as they are, if the model computes with their type; BF16 in float32, too
 """
 
 from bisect import bisect_right
@@ -19,9 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_layout import KINDS, FileRows, can_lay_out, lay_out as lay_out_rows
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
+from trifold.fast.quantized_weight import Weight
 from trifold.hub.gguf.blocks import BlockType, codes_of_q5_k, dequantize, scales_of_groups
 from trifold.hub.gguf.file_format import TensorEntry
 from trifold.hub.tensors import TransformedTensors
@@ -55,7 +57,9 @@ class StoredMatrix(NamedTuple):
 
     def is_kept(self, dtype: torch.dtype) -> bool:
         """Whether a computation of that type reads the matrix in the type of the file."""
-        return self.entry.kind.dtype in (None, dtype)
+        stored = self.entry.kind.dtype
+        is_widened = stored is torch.bfloat16 and dtype is torch.float32
+        return stored in (None, dtype) or is_widened
 
     def part_of(self, numbers: Tensor) -> Tensor:
         """The rows in a table with a row for each of all tensors, (…, 2) in place of (…, K)."""
@@ -179,9 +183,9 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 
 def lay_out(
     matrices: Mapping[str, MovedRows], dtype: torch.dtype, memory: HugeMemory | None = None
-) -> Iterator[tuple[str, BlockWeight | Tensor]]:
-    """The matrices by name, for results of `dtype`: in blocks, or numbers of that type, which share
-    memory with the file if their order is that of the file.
+) -> Iterator[tuple[str, Weight]]:
+    """The matrices by name, for results of `dtype`: in blocks, or numbers of that type or in bf16,
+    which share memory with the file if their order is that of the file.
 
     Raises ValueError, which begins with the name, for values that have no scale.
     """
@@ -196,8 +200,11 @@ def lay_out(
         _check_finite(name, is_finite)
         yield name, weight
     for name, each in matrices.items():
-        if each.matrix.entry.kind.dtype is not None:
+        stored = each.matrix.entry.kind.dtype
+        if stored is dtype:
             yield name, _numbers_of(each, dtype, memory)
+        elif stored is not None:
+            yield name, Bfloat16Weight(_numbers_of(each, stored, memory), dtype)
         elif name not in compiled:
             weight = _lay_out(each, dtype)
             _check_finite(name, bool(weight.scales.isfinite().all()))
