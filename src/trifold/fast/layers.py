@@ -91,19 +91,24 @@ def linear(
     if supports_few_row_linear(x, weight, bias):
         return few_row_linear(x, weight, bias).to(dtype or x.dtype)
     if not isinstance(weight, QuantizedWeight):
-        if supports_widened_linear(x, weight, bias):
-            return widened_linear(x, weight, bias).to(dtype or x.dtype)
-        if supports_bias_linear(x, weight, bias):
-            return bias_linear(x, weight, bias).to(dtype or x.dtype)
-        if supports_trained_linear(x, weight, bias):
-            return trained_linear(x, weight, bias).to(dtype or x.dtype)
-        return float_linear(x, weight, bias).to(dtype or x.dtype)
+        return dense_linear(x, weight, bias).to(dtype or x.dtype)
     if isinstance(weight, BlockWeight) and supports_block_linear(x, weight):
         return block_linear(x, weight, bias, dtype)
     has_type = (dtype or x.dtype) in DTYPES
     if isinstance(weight, Int8Weight) and has_type and supports_int8_linear(x, weight):
         return int8_linear(x, weight, bias, dtype)
     return weight.linear(x, bias).to(dtype or x.dtype)
+
+
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x (..., K) · weight (N, K)ᵀ + bias (N,) -> (..., N) of a weight that is not quantized."""
+    if supports_widened_linear(x, weight, bias):
+        return widened_linear(x, weight, bias)
+    if supports_bias_linear(x, weight, bias):
+        return bias_linear(x, weight, bias)
+    if supports_trained_linear(x, weight, bias):
+        return trained_linear(x, weight, bias)
+    return float_linear(x, weight, bias)
 
 
 # --- inference ------------------------------------------------------------------------------------

@@ -58,10 +58,7 @@ def fill_model(
 
     Raises CheckpointError for a matrix that has no such form.
     """
-    for module in all_modules(model):
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                buffer.data = buffer.to(device=device, dtype=dtype)
+    _convert_buffers(model, dtype, device)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model)
     for name, weight in blocks.items():
@@ -75,10 +72,7 @@ def fill_model(
         # Their factors depend on the states, so the model is filled first.
         for layer in layers_of_states(model):
             matrices.pop(layer.weight)
-    types: dict[Tensor | None, torch.dtype] = {}
-    wide = torch.promote_types(dtype, torch.float32)
-    for module in all_modules(model):
-        types |= {getattr(module, name): wide for name in getattr(module, "wide_parameters", ())}
+    types = _wide_types(model, dtype)
     for name, tensor in ready.items():
         parameters.pop(name).data = tensor.to(device)
     new = _allocator(device)
@@ -97,6 +91,24 @@ def fill_model(
     assert not parameters, f"not read: {', '.join(parameters)}"
     if smooths:
         smooth(model)
+
+
+def _convert_buffers(model: Transformer, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Convert the buffers of a model and move them to a device."""
+    for module in all_modules(model):
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                buffer.data = buffer.to(device=device, dtype=dtype)
+
+
+def _wide_types(model: Transformer, dtype: torch.dtype) -> dict[Tensor | None, torch.dtype]:
+    """The parameters that are not converted to a type below float32, with their type."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return {
+        getattr(module, name): wide
+        for module in all_modules(model)
+        for name in getattr(module, "wide_parameters", ())
+    }
 
 
 def _allocator(device: str | torch.device) -> Callable[[Sequence[int], torch.dtype], Tensor]:
