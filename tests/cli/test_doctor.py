@@ -57,7 +57,8 @@ def test_report_of_a_healthy_installation(trifold):
     ("found", "text"),
     [
         (SETS[0], "float32, bfloat16, int8, by AVX-512"),
-        (SETS[1], "float32, int8, by AVX2"),
+        (SETS[1], "float32, int8, by AVX-512"),
+        (SETS[2], "float32, int8, by AVX2"),
         (None, "the operators of PyTorch are used"),
     ],
 )
