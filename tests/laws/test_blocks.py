@@ -10,11 +10,12 @@ from tests.models import add_noise
 from torch import Tensor
 
 from trifold import fast
+from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_layout import FileRows, lay_out
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.fill import fill_model
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig, Transformer, ops
 
 CONFIG = ModelConfig.parse(
     {
@@ -99,3 +100,17 @@ def test_gradients_pass_through_blocks(bits: int, dtype: torch.dtype) -> None:
         )
     )
     assert_near(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("rows", [1, 30])
+def test_products_of_weights_in_bf16_are_those_of_their_values(
+    rows: int, dtype: torch.dtype
+) -> None:
+    values = torch.randn(50, 64).bfloat16()
+    weight = Bfloat16Weight(values, dtype)
+    x = torch.randn(rows, 64).to(dtype).requires_grad_()
+    g = torch.randn(rows, 50)
+    found = ops.linear(x, weight)  # type: ignore[arg-type]
+    assert_near(found, x.float() @ values.float().T, dtype)
+    assert_near(torch.autograd.grad(found, x, g.to(dtype))[0], g @ values.float(), dtype)
