@@ -10,40 +10,36 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2."""
-    folder = ROOT / ".venv" / "real" / "all-MiniLM-L6-v2"
+def installed(name: str) -> Path:
+    """The folder of a published model. Skips the test if it is not there."""
+    folder = ROOT / ".venv" / "real" / name
     if not folder.exists():
-        pytest.skip("all-MiniLM-L6-v2 is not installed; `make real` installs it")
+        pytest.skip(f"{name} is not installed; `make real` installs it")
     return folder
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct: matrices in Q4_1, embeddings in Q8_0."""
-    file = ROOT / ".venv" / "real" / "SmolLM2-135M-Instruct" / "model.gguf"
-    if not file.exists():
-        pytest.skip("SmolLM2-135M-Instruct is not installed; `make real` installs it")
-    return file
-
-
-@pytest.fixture(scope="session")
-def gemma() -> Path:
-    """The GGUF file of Gemma 3 270M (base, q4_k_m): its rows of 640 are Q5_0 and Q8_0."""
-    file = ROOT / ".venv" / "real" / "gemma-3-270m" / "model.gguf"
-    if not file.exists():
-        pytest.skip("gemma-3-270m is not installed; `make real` installs it")
-    return file
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2."""
+    return installed("all-MiniLM-L6-v2")
 
 
 @pytest.fixture(scope="session")
 def mpnet() -> Path:
     """The folder of all-mpnet-base-v2."""
-    folder = ROOT / ".venv" / "real" / "all-mpnet-base-v2"
-    if not folder.exists():
-        pytest.skip("all-mpnet-base-v2 is not installed; `make real` installs it")
-    return folder
+    return installed("all-mpnet-base-v2")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct: matrices in Q4_1, embeddings in Q8_0."""
+    return installed("SmolLM2-135M-Instruct") / "model.gguf"
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    """The GGUF file of Gemma 3 270M (base, q4_k_m): its rows of 640 are Q5_0 and Q8_0."""
+    return installed("gemma-3-270m") / "model.gguf"
 
 
 @pytest.fixture(scope="session")

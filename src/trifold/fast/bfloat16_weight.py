@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trifold.fast.quantized_weight import QuantizedWeight, wide
+from trifold.fast.quantized_weight import QuantizedWeight
 
 CHUNK = 2**20  # weights that are converted at a time: their copy stays in a cache
 
@@ -17,8 +18,6 @@ class Bfloat16Weight(QuantizedWeight):
 
     values: (N, K) bf16, which may be in the memory of a file. dtype: the type of the results.
     """
-
-    values: Tensor
 
     def __init__(self, values: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
@@ -32,16 +31,6 @@ class Bfloat16Weight(QuantizedWeight):
         self.values = change(self.values.view(torch.int16)).view(torch.bfloat16)
         return self
 
-    @property
-    def shape(self) -> torch.Size:
-        """(N, K)."""
-        return self.values.shape
-
-    @property
-    def device(self) -> torch.device:
-        """Where the memory of the matrix is."""
-        return self.values.device
-
     def dequantize(self) -> Tensor:
         """The matrix (N, K) in `dtype`."""
         return self.values.to(self.dtype)
@@ -50,42 +39,10 @@ class Bfloat16Weight(QuantizedWeight):
         """The rows at indices (...) -> (..., K)."""
         return self.values[indices].to(self.dtype)
 
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x (..., K) · matrixᵀ + bias (N,) -> (..., N)."""
-        y: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
-        return y if bias is None else y + bias
-
-    def parts(self) -> tuple[Tensor, ...]:
-        """The values of about CHUNK weights each, some rows at a time."""
+    def parts(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """The matrix in a type, about CHUNK weights at a time."""
         rows = max(1, CHUNK // self.shape[1])
-        return torch.split(self.values, rows)
+        return (part.to(dtype) for part in self.values.split(rows))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()} in 16 bits"
-
-
-class _Product(torch.autograd.Function):
-    """x · matrixᵀ with the gradient of x. Converts some rows at a time and saves none."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Bfloat16Weight) -> Tensor:
-        ctx.weight = weight
-        z = wide(x)
-        out = z.new_empty(*x.shape[:-1], len(weight))
-        first = 0
-        for part in weight.parts():
-            out[..., first : first + len(part)] = z @ part.to(z.dtype).T
-            first += len(part)
-        return out.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        weight = ctx.weight
-        g = gradients[0]
-        z = wide(g)
-        d_x = z.new_zeros(*g.shape[:-1], weight.shape[1])
-        first = 0
-        for part in weight.parts():
-            d_x += z[..., first : first + len(part)] @ part.to(z.dtype)
-            first += len(part)
-        return d_x.to(g.dtype), None

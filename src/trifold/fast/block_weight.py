@@ -6,7 +6,7 @@ blocks of a GGUF file, which keep their values bit for bit: they are only laid o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trifold.fast.quantized_weight import QuantizedWeight, wide
+from trifold.fast.quantized_weight import QuantizedWeight
 
 BLOCK = 32  # values with one scale
 PANEL = 16  # rows that are read together
@@ -198,11 +198,6 @@ class BlockWeight(QuantizedWeight):
         return self._shape
 
     @property
-    def device(self) -> torch.device:
-        """Where the memory of the matrix is."""
-        return self.values.device
-
-    @property
     def bits(self) -> int:
         """Of each value: 8, 6, 5 or 4."""
         return self.values.shape[2]
@@ -223,20 +218,12 @@ class BlockWeight(QuantizedWeight):
         codes = self.values[panel, :, :, row]
         return self._floats(codes, self.scales[panel, :, :, row]).to(self.dtype)
 
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x (..., K) · matrixᵀ + bias (N,) -> (..., N). The values are rounded to the type of x."""
-        y: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
-        return y if bias is None else y + bias
-
-    def parts(self) -> list[slice]:
-        """The panels of about CHUNK values each."""
+    def parts(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """The matrix in a type, the panels of about CHUNK values at a time."""
         step = max(1, CHUNK // (PANEL * self.shape[1]))
-        return [slice(start, start + step) for start in range(0, len(self.values), step)]
-
-    def float_rows(self, panels: slice, dtype: torch.dtype) -> Tensor:
-        """The rows of these panels (16 · panels or, at the end, fewer, K)."""
-        first = panels.start * PANEL
-        return self._float_rows(panels)[: len(self) - first].to(dtype)
+        for start in range(0, len(self.values), step):
+            rows = self._float_rows(slice(start, start + step))
+            yield rows[: len(self) - start * PANEL].to(dtype)
 
     def _float_rows(self, panels: slice) -> Tensor:
         codes = self.values[panels].permute(0, 3, 1, 2, 4)
@@ -271,29 +258,6 @@ class BlockWeight(QuantizedWeight):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()} in {self.bits} bits"
-
-
-class _Product(torch.autograd.Function):
-    """x · matrixᵀ with the gradient of x. Dequantizes some rows at a time and saves none."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: BlockWeight) -> Tensor:
-        ctx.weight = weight
-        z = wide(x)
-        parts = [z @ weight.float_rows(part, z.dtype).T for part in weight.parts()]
-        return torch.cat(parts, -1).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        weight = ctx.weight
-        g = gradients[0]
-        z = wide(g)
-        d_x = z.new_zeros(*g.shape[:-1], weight.shape[1])
-        for part in weight.parts():
-            rows = weight.float_rows(part, z.dtype)
-            first = part.start * PANEL
-            d_x += z[..., first : first + len(rows)] @ rows
-        return d_x.to(g.dtype), None
 
 
 def blocks_of(inputs: int) -> int:

@@ -22,7 +22,6 @@ class Int8Weight(QuantizedWeight):
     are those of the inputs, the matrix is that times the factor of each column.
     """
 
-    values: Tensor
     scales: Tensor
     factors: Tensor | None
 
@@ -75,16 +74,6 @@ class Int8Weight(QuantizedWeight):
         if self._sums is None:
             self._sums = self.values.sum(1, dtype=torch.float32)
         return self._sums
-
-    @property
-    def shape(self) -> torch.Size:
-        """(N, K)."""
-        return self.values.shape
-
-    @property
-    def device(self) -> torch.device:
-        """Where the memory of the matrix is."""
-        return self.values.device
 
     @classmethod
     def stacked(cls, weights: Sequence[Int8Weight]) -> Int8Weight:

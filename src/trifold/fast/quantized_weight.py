@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -14,11 +15,13 @@ from trifold.fast.processor import emulates_bf16_products
 class QuantizedWeight(nn.Module):
     """A matrix (N, K) in few bits, which takes the place of a weight. It is not trained.
 
-    `dtype` is the type of the original matrix and of the results.
+    `dtype` is the type of the original matrix and of the results. Subclasses that do not replace
+    `linear` have `parts`.
     """
 
     requires_grad = False
     dtype: torch.dtype
+    values: Tensor
 
     @classmethod
     def __torch_function__(
@@ -41,12 +44,12 @@ class QuantizedWeight(nn.Module):
     @property
     def shape(self) -> torch.Size:
         """(N, K)."""
-        raise NotImplementedError
+        return self.values.shape
 
     @property
     def device(self) -> torch.device:
         """Where the memory of the matrix is."""
-        raise NotImplementedError
+        return self.values.device
 
     def dequantize(self) -> Tensor:
         """The matrix (N, K) in `dtype`."""
@@ -57,7 +60,12 @@ class QuantizedWeight(nn.Module):
         raise NotImplementedError
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x (..., K) · matrixᵀ + bias (N,) -> (..., N)."""
+        """x (..., K) · matrixᵀ + bias (N,) -> (..., N). The values are rounded to the type of x."""
+        y: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return y if bias is None else y + bias
+
+    def parts(self, dtype: torch.dtype) -> Iterator[Tensor]:
+        """The matrix in a type, some rows at a time."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -68,6 +76,27 @@ class QuantizedWeight(nn.Module):
 
 
 Weight: TypeAlias = Tensor | QuantizedWeight
+
+
+class _Product(torch.autograd.Function):
+    """x · matrixᵀ with the gradient of x. Converts some rows at a time and saves none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantizedWeight) -> Tensor:
+        ctx.weight = weight
+        z = wide(x)
+        return torch.cat([z @ rows.T for rows in weight.parts(z.dtype)], -1).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        g = gradients[0]
+        z = wide(g)
+        d_x = z.new_zeros(*g.shape[:-1], ctx.weight.shape[1])
+        first = 0
+        for rows in ctx.weight.parts(z.dtype):
+            d_x += z[..., first : first + len(rows)] @ rows
+            first += len(rows)
+        return d_x.to(g.dtype), None
 
 
 def wide(x: Tensor) -> Tensor:
