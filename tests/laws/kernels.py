@@ -36,6 +36,7 @@ TYPES = ("float32", "bfloat16")  # in which a kernel must run, unless PRECISIONS
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
+    "widened_linear": ("bfloat16",),
     "block_linear": TYPES,
     "block_linears": ("bfloat16",),
     "trained_linear": ("bfloat16",),

@@ -32,6 +32,7 @@ from tests.laws.models import (
 from tests.laws.operations import plain
 from torch import Tensor
 
+from trifold.fast import bfloat16_linear
 from trifold.fast.one_state import head_output, output_of_one_state, reads_one_state
 from trifold.nn import Transformer
 from trifold.nn.hooks import capture
@@ -84,6 +85,22 @@ def test_states_and_gradients_in_bf16_have_the_rounding_errors_of_plain_ones(nam
     for part in (slice(0, 1), slice(1, None)):
         errors = [relative_error(each[part], exact[part]) for each in (got, rounded)]
         assert errors[0] <= max(8e-2, 3 * errors[1]), errors
+
+
+@torch.no_grad()
+@cases("fast bf16", every=6)
+def test_states_with_emulated_bf16_have_the_rounding_errors_of_plain_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a processor that has no instructions for products of bf16."""
+    monkeypatch.setattr(bfloat16_linear, "emulates_bf16_products", lambda: True)
+    model, example = model_of(name, torch.bfloat16), example_of(name)
+    got = real_states(hidden_of(model, example), example)
+    with plain():
+        rounded = real_states(hidden_of(model, example), example)
+        exact = real_states(hidden_of(bf16_values_of(name), example), example)
+    errors = [relative_error([each], [exact]) for each in (got, rounded)]
+    assert errors[0] <= max(8e-2, 3 * errors[1]), errors
 
 
 def test_cross_entropy_does_not_change_the_states() -> None:
