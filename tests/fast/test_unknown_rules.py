@@ -119,7 +119,11 @@ PATHS: dict[str, tuple[tuple[object, str], Callable[[], Callable[..., Tensor]]]]
     ),
     "the causal flag of PyTorch's kernel": (
         (attention, "fused_attention"),
-        lambda: attends(20, 20, lambda *rules: Mask(causal=True, rules=rules)),
+        lambda: attends(15, 15, lambda *rules: Mask(causal=True, rules=rules)),
+    ),
+    "prompt_attention": (
+        (attention, "prompt_attention"),
+        lambda: attends(20, 29, lambda *rules: Mask(causal=True, offset=9, rules=rules)),
     ),
     "packed_attention": ((attention, "packed_attention"), packed),
     "compiled decoding step": ((CompiledDecoder, "run"), decoder),

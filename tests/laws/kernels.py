@@ -74,6 +74,8 @@ WITH_INSTRUCTIONS = {
     "encoder_layers": "float32",
     "short_attention": "bfloat16",
 }
+# Kernels that some processors run in one precision only.
+ON_LANES = ("attention.prompt_attention", "opcode.PROMPT_ATTENTION")
 # Conditions that several kernels share, and the one of a class.
 NO_KERNELS = {"supports_loops", "supports_token_step"}
 
@@ -99,7 +101,15 @@ def kernels() -> tuple[list[Site], list[str]]:
         sites += found
         expected += [f"{name} {each}" for each in PRECISIONS.get(name.split(".", 1)[-1], TYPES)]
     sites_of_steps, names = _instructions()
-    return sites + sites_of_steps, expected + names
+    return sites + sites_of_steps, [name for name in expected + names if _has_instructions(name)]
+
+
+def _has_instructions(name: str) -> bool:
+    """Whether this processor can run a kernel in its precision."""
+    from trifold.fast import has_instructions
+
+    kernel, _, precision = name.partition(" ")
+    return kernel not in ON_LANES or has_instructions(precision)
 
 
 def _can_run(module: str) -> bool:

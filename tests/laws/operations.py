@@ -18,6 +18,7 @@ from trifold.fast.processor import has_int8_products
 # module and name -> value
 THRESHOLDS: dict[str, Any] = {
     "trifold.fast.attention.MIN_PACKED_TOKENS": 0,
+    "trifold.fast.attention.MIN_QUERIES": 2,
     "trifold.fast.attention.MIN_WIDTH": 0,
     "trifold.fast.attention.QUERY_BLOCK": 8,
     "trifold.fast.bfloat16_linear.MANY_ROWS": 9,
@@ -48,6 +49,7 @@ THRESHOLDS: dict[str, Any] = {
 KEPT: dict[str, str] = {
     "attention.MAX_PACKED_FLOAT32_SCORES": "up to which a kernel runs",
     "attention.MAX_PACKED_SCORES": "up to which a kernel runs",
+    "attention.LANES": "a size of the processor",
     "attention_loops.LOG2_E": "not a threshold",
     "attention_loops.VECTOR": "a size of the processor",
     "bfloat16_linear.MAX_WEIGHTS": "up to which a kernel runs",
@@ -60,7 +62,6 @@ KEPT: dict[str, str] = {
     "block_loops.MATRICES": "not a threshold",
     "block_loops.NORMS": "not a threshold",
     "block_loops.OF_WEIGHT": "not a threshold",
-    "block_loops.QUERIES": "compiled; laws have more queries",
     "block_loops.ROWS": "compiled; laws have more rows",
     "block_loops.STEPS": "not a threshold",
     "block_loops.VECTORS": "compiled; laws have more columns",
@@ -99,6 +100,7 @@ KEPT: dict[str, str] = {
     "huge_pages.REGION_BYTES": "size of memory that tensors share",
     "instruction.FEW_ROWS": "up to which a kernel runs; laws have fewer and more rows",
     "instruction.PREFETCH_BYTES": "compiled into the interpreter",
+    "instruction.PROMPT_QUERIES": "compiled; tests/fast/test_plain.py has more queries",
     "instruction.TASK_BYTES": "compiled into the interpreter",
     "interpreter.MAX_PREFETCH": "compiled into the interpreter",
     "interpreter.PREFETCH_PER_POLL": "compiled into the interpreter",
@@ -118,6 +120,9 @@ KEPT: dict[str, str] = {
     "smoothing.SMALLEST": "not a threshold",
     "step_linear.GAP": "not a threshold",
     "step_linear.SEGMENT": "compiled into the interpreter",
+    "query_tile.QUERIES": "compiled; laws have more queries",
+    "step_prompt.LOG2_E": "not a threshold",
+    "step_prompt.VECTOR": "a size of the processor",
     "thread_pool.BATCH_TOKENS": "size of batches",
     "thread_pool.MAIN_PROCESS": "not a threshold",
     "thread_pool.MAX_THREADS": "tests run on one thread",

@@ -2,6 +2,7 @@
 
 sparse_attend      long texts of which a query reads few keys: blocks of queries, each with its keys
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
+prompt_attention   many queries on a CPU that read all keys, or all before them: another instruction
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
 packed_attention   packed rows on a CPU: matmuls over all rows at once, compiled loops between;
                    short ones in bf16: one compiled function
@@ -10,6 +11,7 @@ plain_attend       if hook points are watched, weights are dropped, scores are c
 """
 
 import math
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -24,11 +26,11 @@ from trifold.fast import (
     is_eager_cpu,
     supports_loops,
 )
-from trifold.fast.instruction import ATTENTION
+from trifold.fast.instruction import ATTENTION, PROMPT_ATTENTION, PROMPT_QUERIES
 from trifold.fast.layers import concatenated_linears
 from trifold.fast.short_attention import short_attention, supports_short_attention
 from trifold.fast.sparse import sparse_attend, supports_sparse_attend
-from trifold.fast.thread_pool import DTYPES, execute_one
+from trifold.fast.thread_pool import DTYPES, Field, execute_one
 from trifold.nn.attention import Attention, AttentionInputs, AttentionLayer
 from trifold.nn.gradients import first_order
 from trifold.nn.hooks import AttentionHooks
@@ -44,6 +46,8 @@ MAX_PACKED_FLOAT32_SCORES = 64 * 64
 # Tokens from which it is worth its loops without a gradient: loading them takes 0.3 seconds.
 MIN_PACKED_TOKENS = 256
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
+MIN_QUERIES = 16  # of a prompt, from which an instruction is faster
+LANES = 16  # of the instruction for prompts: words of 32 bits
 
 
 def attend(
@@ -75,6 +79,8 @@ def attend(
         return plain_attend(
             q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks
         )
+    if supports_prompt_attention(q, k, v, mask, bias):
+        return prompt_attention(q, k, v, mask)
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     return unshare_keys(fused_attention(q, k, v, mask, bias), rows)
@@ -175,6 +181,71 @@ def attend_one_query(
         fields["score_bias_row"] = bias.stride(0) if bias.shape[0] > 1 else 0
     execute_one(**fields)
     return out.to(q.dtype)
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def supports_prompt_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None
+) -> bool:
+    """Whether q (R, H, T, D) has many queries, all of the type of the keys and values and without a
+    gradient, heads fill registers, and nothing but causality limits the keys that a query reads.
+    """
+    if q.shape[2] < MIN_QUERIES or torch.is_grad_enabled() or bias is not None:
+        return False
+    if not is_eager_cpu(q) or compiled_interpreter() is None:
+        return False
+    if k.shape != v.shape or not q.dtype == k.dtype == v.dtype or not k.numel():
+        return False
+    if q.shape[3] * q.itemsize % (4 * LANES) or not _reads_all_keys(mask, q, k):
+        return False
+    return _attends_prompts(q.dtype)
+
+
+def _reads_all_keys(mask: Mask, q: Tensor, k: Tensor) -> bool:
+    """Whether each query reads all keys of its row, or all that are not after it."""
+    keys = k.shape[2]
+    window = _window(mask, keys)
+    if mask.keys is not None or isinstance(mask.packing, Packing) or window is None:
+        return False
+    is_whole = len(k) == len(q) and keys == mask.offset + q.shape[2]
+    return window >= keys and (is_whole or not mask.causal)
+
+
+@cache
+def _attends_prompts(dtype: torch.dtype) -> bool:
+    """Whether the compiled code has the instruction in this type: on most processors with AVX2."""
+    if dtype not in DTYPES:
+        return False
+    width = 4 * LANES // dtype.itemsize
+    q, k, v = torch.arange(48.0 * width).view(3, 1, 1, 16, width).sin().to(dtype)
+    mask = Mask(causal=True)
+    expected = fused_attention(q.double(), k.double(), v.double(), mask, None)
+    found = prompt_attention(q, k, v, mask)
+    return torch.allclose(found.double(), expected, atol=2**-6)
+
+
+def prompt_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """q (R, H, T, D), k and v (B, H', S, D), where B divides R and H' divides H -> (R, H, T, D), in
+    memory as (R, T, H, D).
+    """
+    rows, heads, queries, width = q.shape
+    if k.stride() != v.stride() or k.stride(3) != 1:
+        k = k.contiguous()
+        v = v.contiguous()
+    units = rows * heads * -(-queries // PROMPT_QUERIES)
+    q = q.contiguous()
+    out = q.new_empty(rows, queries, heads, width)
+    fields: dict[str, Field] = {
+        **{"opcode": PROMPT_ATTENTION, "dtype": DTYPES[k.dtype], "units": units},
+        **{"heads": heads, "kv_heads": k.shape[1], "width": width, "beams": rows // k.shape[0]},
+        **{"queries": queries, "length": k.shape[2], "causal": mask.causal},
+        **{"x": q, "keys": k, "values": v, "out": out, "scale": 1 / math.sqrt(width)},
+        **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
+    }
+    execute_one(**fields)
+    return out.transpose(1, 2)
 
 
 # --- packed rows ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from trifold.fast.block_loops import OPTIONS, QUERIES, function, multiply_blocks
+from trifold.fast.block_loops import OPTIONS, function
 from trifold.fast.lanes import (
     LANES,
     exp2,
@@ -38,6 +38,7 @@ from trifold.fast.lanes import (
     transpose,
 )
 from trifold.fast.loops import Array, F
+from trifold.fast.query_tile import QUERIES, multiply_blocks
 from trifold.fast.sources import source_hash
 
 # Part of the machine code of what calls it, and without counting references to arrays: passing
@@ -527,6 +528,7 @@ SOURCES = (
     "instruction_sets",
     "lanes",
     "loops",
+    "query_tile",
 )
 
 

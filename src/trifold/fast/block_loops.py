@@ -54,6 +54,7 @@ from trifold.fast.lanes import (
     sum_of,
 )
 from trifold.fast.loops import Array, F
+from trifold.fast.query_tile import QUERIES, multiply_blocks
 from trifold.fast.sources import source_hash
 
 OPTIONS = {"nogil": True, "error_model": "numpy"}
@@ -79,7 +80,6 @@ def by_type(choose: Any) -> Any:
 _SET = instruction_set() or SETS[0]
 ROWS, VECTORS = _SET.rows, _SET.vectors  # of a tile of a matmul with weights
 COLUMNS = VECTORS * LANES
-QUERIES = _SET.queries  # of a tile of scores
 STEPS = _SET.steps  # of the range of a row of integers
 INTEGER = np.dtype(_SET.products["int8"]).itemsize
 CHUNK_ROWS = 192  # of all rows of text in a chunk, if they are not longer
@@ -276,8 +276,6 @@ def enter(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> 
 # --- matmuls --------------------------------------------------------------------------------------
 
 weight_tile = new_tile(ROWS, VECTORS, together=True)
-single_tile = new_tile(QUERIES, 1)
-double_tile = new_tile(QUERIES, 2)  # more rows than AVX2 has registers for
 transpose_keys = new_transpose(LANES)
 transpose_weights = new_transpose(COLUMNS)
 
@@ -428,38 +426,6 @@ def softmax(memory: Any, row: int, length: int, scale: Any) -> None:
         total = total + weight
         store(memory.weights, place(memory.weights, row, LANES * vector), weight)
     memory.inverses[row] = F(1) / sum_of(total)
-
-
-@inline
-def multiply_single_blocks(
-    qkv: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, words: Any, blocks: Any, out: Any
-) -> None:
-    """QUERIES rows at address a times blocks of 16 columns -> out (QUERIES, …), fp32 at an address.
-
-    out: the address and the stride of its rows.
-    """
-    address, stride = out
-    for block in range(blocks):
-        at = address + 4 * LANES * block
-        single_tile(qkv, a, a_stride, b + b_stride * block, b_stride, words, at, stride)
-
-
-@inline
-def multiply_double_blocks(
-    qkv: Any, a: Any, a_stride: Any, b: Any, b_stride: Any, words: Any, blocks: Any, out: Any
-) -> None:
-    """`multiply_single_blocks`, two blocks at a time."""
-    address, stride = out
-    for block in range(0, blocks - 1, 2):
-        at = address + 4 * LANES * block
-        double_tile(qkv, a, a_stride, b + b_stride * block, b_stride, words, at, stride)
-    if blocks % 2:
-        block = blocks - 1
-        at = address + 4 * LANES * block
-        single_tile(qkv, a, a_stride, b + b_stride * block, b_stride, words, at, stride)
-
-
-multiply_blocks = {1: multiply_single_blocks, 2: multiply_double_blocks}[VECTORS]
 
 
 @function
@@ -691,7 +657,7 @@ def _run_layers(
 
 # --- compilation ----------------------------------------------------------------------------------
 
-SOURCES = ("block_loops", "instruction", "instruction_sets", "lanes", "loops")
+SOURCES = ("block_loops", "instruction", "instruction_sets", "lanes", "loops", "query_tile")
 
 
 def _compiled(new: Any, key: int) -> Any:

@@ -128,6 +128,7 @@ SOURCES = (
     "instruction_sets",
     "lanes",
     "loops",
+    "query_tile",
 )
 
 

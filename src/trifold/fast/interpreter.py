@@ -30,6 +30,7 @@ from trifold.fast.instruction import (
     MATMUL,
     NORM,
     PREFETCH_BYTES,
+    PROMPT_ATTENTION,
     QUANTIZE,
     SCALE,
 )
@@ -67,6 +68,7 @@ from trifold.fast.step_linear import (
     round_row,
     weight_address,
 )
+from trifold.fast.step_prompt import prompt_attention_in_bfloat16, prompt_attention_in_float32
 
 SPINS = 100_000  # polls of a counter, one or two nanoseconds each, before the CPU is yielded
 STALL_YIELDS = 2_000  # after them, about a millisecond, a thread waits for one without a CPU
@@ -104,6 +106,12 @@ def _run_units(op: Any, units: range) -> None:
             attention(op, units, float32_at(op.keys, unbounded), float32_at(op.values, unbounded))
         else:
             attention(op, units, bfloat16_at(op.keys, unbounded), bfloat16_at(op.values, unbounded))
+        return
+    if op.opcode == PROMPT_ATTENTION:
+        if op.dtype == FLOAT32:
+            prompt_attention_in_float32(op, units)
+        else:
+            prompt_attention_in_bfloat16(op, units)
         return
     for row in units:
         if op.opcode == NORM:

@@ -28,9 +28,10 @@ if find_spec("numba") is None:
     raise ImportError("Numba compiles what is not on disk")
 
 SOURCES = (
-    *("block_decode", "block_tile", "block_weight", "dot_products", "instruction", "interpreter"),
-    *("intrinsics", "loops", "machine_code", "step_attention", "step_blocks", "step_embedding"),
-    *("step_layout", "step_linear", "vector_code"),
+    *("block_decode", "block_tile", "block_weight", "dot_products", "instruction"),
+    *("instruction_sets", "interpreter", "intrinsics", "lanes", "loops", "machine_code"),
+    *("query_tile", "step_attention", "step_blocks", "step_embedding", "step_layout"),
+    *("step_linear", "step_prompt", "vector_code"),
 )
 DIGEST = sha256().digest_size
 SYMBOL = "trifold_run_thread"

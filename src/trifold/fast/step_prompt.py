@@ -1,0 +1,245 @@
+"""Attention of a prompt: many queries of a head, in the type of the keys and values of a cache.
+
+A few queries at a time are multiplied with the keys that they may read, and their scores stay in
+the first-level cache. Products are of numbers in the type of the keys, with sums in fp32. The
+softmax is in fp32; attention weights are rounded to the type of the keys before they are
+multiplied.
+
+T queries, S keys, D the size of a head. The last query reads all keys; if attention is causal, each
+earlier one reads one key less.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trifold.fast.instruction import PROMPT_QUERIES
+from trifold.fast.instruction_sets import instruction_set
+from trifold.fast.intrinsics import allocate, bfloat16_at, float32_at, release
+from trifold.fast.lanes import (
+    LANES,
+    exp2,
+    fill,
+    first_lanes,
+    largest_of,
+    load_float,
+    maximum,
+    multiply_add,
+    store,
+    store_float,
+    store_pairs,
+    sum_of,
+    transpose,
+)
+from trifold.fast.loops import F, by_type, subroutine
+from trifold.fast.query_tile import QUERIES, multiply_blocks
+
+LOG2_E = 1.4426950408889634
+VECTOR = 4 * LANES  # bytes
+
+
+class Memory(NamedTuple):
+    """Addresses of what a thread needs, which one allocation holds.
+
+    keys: (S / 16, words of a key, 16) words. values: (D / 16, words of S, 16) words. A word has 32
+    bits: one number in fp32, or two in bf16, of values those of two keys. queries: (QUERIES, D).
+    last: (16, D), the last keys. scores (QUERIES, S) and sums (QUERIES, D): fp32. weights:
+    (QUERIES, S). S is a multiple of 16.
+    """
+
+    start: int
+    keys: int
+    values: int
+    queries: int
+    last: int
+    scores: int
+    sums: int
+    weights: int
+
+
+@subroutine
+def _new_memory(keys: int, width: int, size: int) -> Any:
+    """For so many keys, a multiple of 16, and numbers of so many bytes."""
+    start = allocate(
+        2 * keys * width * size
+        + (QUERIES + LANES) * width * size
+        + VECTOR
+        + QUERIES * (4 * keys + 4 * width + size * keys)
+    )
+    first = -(-start // VECTOR) * VECTOR
+    values = first + keys * width * size
+    queries = values + keys * width * size
+    last = queries + QUERIES * width * size
+    scores = last + LANES * width * size
+    sums = scores + QUERIES * 4 * keys
+    return Memory(start, first, values, queries, last, scores, sums, sums + QUERIES * 4 * width)
+
+
+@subroutine
+def _copy_rows(source: int, stride: int, count: int, size: int, target: int, rows: int) -> None:
+    """`count` rows of so many bytes, then rows of zeros, to `target`."""
+    for row in range(rows):
+        for byte in range(0, size, VECTOR):
+            numbers = fill(F(0))
+            if row < count:
+                numbers = load_float(source + row * stride + byte)
+            store_float(target + row * size + byte, numbers)
+
+
+@subroutine
+def _pack_keys(source: int, stride: int, count: int, size: int, memory: Any) -> None:
+    """Keys of so many bytes at an address -> memory.keys."""
+    target = memory.keys
+    for first in range(0, count, LANES):
+        rows = source + first * stride
+        between = stride
+        if first + LANES > count:
+            _copy_rows(rows, stride, count - first, size, memory.last, LANES)
+            rows = memory.last
+            between = size
+        for byte in range(0, size, VECTOR):
+            transpose(rows + byte, between, target)
+            target += VECTOR * LANES
+
+
+@by_type
+def _pack_values(like: Any, source: Any, stride: Any, count: Any, width: Any, out: Any) -> Any:
+    """Values (count, width) at an address, in the type of an array -> `out`, as `memory.values`.
+    Returns the words of all keys.
+    """
+    if like.dtype.bitwidth == 16:
+
+        def pairs(like: Any, source: Any, stride: Any, count: Any, width: Any, out: Any) -> Any:
+            words = (count + 1) // 2
+            for pair in range(words):
+                key = source + 2 * pair * stride
+                other = key if 2 * pair + 1 == count else key + stride  # whose weight is 0
+                for block in range(width // LANES):
+                    byte = 2 * LANES * block
+                    store_pairs(out + VECTOR * (block * words + pair), key + byte, other + byte)
+            return words
+
+        return pairs
+
+    def single(like: Any, source: Any, stride: Any, count: Any, width: Any, out: Any) -> Any:
+        for key in range(count):
+            for block in range(width // LANES):
+                numbers = load_float(source + key * stride + VECTOR * block)
+                store_float(out + VECTOR * (block * count + key), numbers)
+        return count
+
+    return single
+
+
+@subroutine
+def _softmax(like: Any, scores: int, weights: int, visible: int, vectors: int, scale: Any) -> Any:
+    """weights = 2^(scale · (scores - their maximum)), 0 from key number `visible` on; returns
+    1 / their sum.
+    """
+    size = like.itemsize
+    highest = fill(F(-np.inf))
+    for vector in range(vectors):
+        score = load_float(scores + VECTOR * vector)
+        highest = maximum(first_lanes(score, visible - LANES * vector, highest), highest)
+    shift = fill(-scale * largest_of(highest))
+    total = fill(F(0))
+    for vector in range(vectors):
+        power = multiply_add(load_float(scores + VECTOR * vector), fill(scale), shift)
+        weight = first_lanes(exp2(power), visible - LANES * vector, fill(F(0)))
+        total = total + weight
+        store(like, weights + size * LANES * vector, weight)
+    return F(1) / sum_of(total)
+
+
+@subroutine
+def _attend_tile(like: Any, op: Any, memory: Any, words: int, place: Any, rows: Any) -> None:
+    """The queries from rows[0] up to rows[1]. words: of the values. place: their row and head."""
+    row, head = place
+    first, last = rows
+    size = like.itemsize
+    width = op.width
+    visible = op.length  # to the first query
+    read = op.length  # by the last query
+    if op.causal:
+        visible += first + 1 - op.queries
+        read += last - op.queries
+    vectors = -(-read // LANES)
+    stride = -(-op.length // LANES) * LANES
+    source = op.x + size * width * ((row * op.heads + head) * op.queries + first)
+    _copy_rows(source, size * width, last - first, size * width, memory.queries, QUERIES)
+    of_key = size * width // 4  # words
+    target = memory.scores, 4 * stride
+    key_stride = VECTOR * of_key
+    multiply_blocks(
+        like, memory.queries, 4 * of_key, memory.keys, key_stride, of_key, vectors, target
+    )
+    scale = F(op.scale * LOG2_E)
+    inverses = float32_at(memory.queries, QUERIES)  # nothing reads the queries again
+    for number in range(last - first):
+        scores = memory.scores + 4 * stride * number
+        weights = memory.weights + size * stride * number
+        inverses[number] = _softmax(like, scores, weights, visible, vectors, scale)
+        visible += op.causal
+    multiply_blocks(
+        like,
+        memory.weights,
+        size * stride,
+        memory.values,
+        VECTOR * words,
+        (size * read + 3) // 4,
+        width // LANES,
+        (memory.sums, 4 * width),
+    )
+    for number in range(last - first):
+        out = op.out + size * width * ((row * op.queries + first + number) * op.heads + head)
+        inverse = fill(inverses[number])
+        for column in range(0, width, LANES):
+            sums = load_float(memory.sums + 4 * (number * width + column))
+            store(like, out + size * column, sums * inverse)
+
+
+def _new_attention(array_at: Any) -> Any:
+    """The instruction for keys of a type, which `array_at` makes an array of."""
+
+    @subroutine
+    def attend(op: Any, units: range) -> None:
+        """Attention of some units: PROMPT_QUERIES queries of a row and head."""
+        like = array_at(op.out, 1)
+        size = like.itemsize
+        width = op.width
+        parts = -(-op.queries // PROMPT_QUERIES)
+        memory = _new_memory(-(-op.length // LANES) * LANES, width, size)
+        for unit in units:
+            head = unit // parts % op.heads
+            row = unit // parts // op.heads
+            first = unit % parts * PROMPT_QUERIES
+            last = min(first + PROMPT_QUERIES, op.queries)
+            read = op.length - op.queries + last if op.causal else op.length
+            kv_head = head // (op.heads // op.kv_heads)
+            start = size * (row // op.beams * op.row_stride + kv_head * op.head_stride)
+            stride = size * op.key_stride
+            _pack_keys(op.keys + start, stride, read, size * width, memory)
+            words = _pack_values(like, op.values + start, stride, read, width, memory.values)
+            for query in range(first, last, QUERIES):
+                rows = query, min(query + QUERIES, last)
+                _attend_tile(like, op, memory, words, (row, head), rows)
+        release(memory.start)
+
+    return attend
+
+
+@subroutine
+def _attend_nothing(op: Any, units: range) -> None:
+    """On processors without loops on lanes; see `attention.supports_prompt_attention`."""
+
+
+def _of_precision(precision: str, array_at: Any) -> Any:
+    """The instruction, if this processor multiplies in that precision."""
+    found = instruction_set()
+    if found is None or precision not in found.products:
+        return _attend_nothing
+    return _new_attention(array_at)
+
+
+prompt_attention_in_float32 = _of_precision("float32", float32_at)
+prompt_attention_in_bfloat16 = _of_precision("bfloat16", bfloat16_at)
