@@ -190,3 +190,38 @@ def test_packed_rows_keep_their_order(make_model: Callable[..., Transformer]) ->
     with fast.disabled():
         expected = layer(x, mask=mask)[:, : packing.n_real]
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_of_prompts_is_compiled_where_the_processor_has_instructions(
+    dtype: torch.dtype,
+) -> None:
+    precision = str(dtype).removeprefix("torch.")
+    expected = fast.compiled_interpreter() is not None and fast.has_instructions(precision)
+    q, k, v = torch.randn(3, 2, 4, 16, 32).to(dtype)
+    mask = Mask(causal=True)
+    assert attention.supports_prompt_attention(q, k, v, mask, None) == expected
+    assert not attention.supports_prompt_attention(q[:, :, :15], k, v, mask, None), "few queries"
+    assert not attention.supports_prompt_attention(q[..., :8], k[..., :8], v[..., :8], mask, None)
+    assert not attention.supports_prompt_attention(
+        q, k, v, Mask(torch.ones(2, 16) > 0, causal=True), None
+    )
+    assert not attention.supports_prompt_attention(q, k, v, mask, torch.zeros(1, 4, 16, 16))
+    with torch.enable_grad():
+        assert not attention.supports_prompt_attention(q, k, v, mask, None)
+
+
+@torch.no_grad()
+def test_attention_of_prompts_in_bf16_has_the_rounding_errors_of_pytorch() -> None:
+    q, k, v = torch.randn(3, 1, 2, 300, 64).bfloat16()
+    mask = Mask(causal=True)
+    exact = ops.PLAIN["attend"](q.double(), k.double(), v.double(), mask)
+    found, usual = (
+        float((each.double() - exact).norm())
+        for each in (
+            attention.attend(q, k, v, mask),
+            attention.fused_attention(q, k, v, mask, None),
+        )
+    )
+    assert found <= 1.5 * usual
