@@ -208,6 +208,8 @@ def test_attention_of_prompts_is_compiled_where_the_processor_has_instructions(
         q, k, v, Mask(torch.ones(2, 16) > 0, causal=True), None
     )
     assert not attention.supports_prompt_attention(q, k, v, mask, torch.zeros(1, 4, 16, 16))
+    assert not attention.supports_prompt_attention(q, k, v, Mask(), None)
+    assert not attention.supports_prompt_attention(q, k[:1], v[:1], mask, None)
     with torch.enable_grad():
         assert not attention.supports_prompt_attention(q, k, v, mask, None)
 

@@ -150,18 +150,16 @@ def one_query(
     return case
 
 
-def prompt(
-    queries: int, *, rows: int = 2, groups: int = 1, past: int = 0, causal: bool = True
-) -> Callable[[torch.dtype], Case]:
-    """Queries of 2 rows after `past` tokens of a cache with room for more, which holds `rows`."""
+def prompt(queries: int, *, groups: int = 1, past: int = 0) -> Callable[[torch.dtype], Case]:
+    """Queries of 2 rows after `past` tokens of a cache with room for more."""
 
     def case(dtype: torch.dtype) -> Case:
         q, keys = torch.randn(2, 4, queries, 32).to(dtype), past + queries
-        k, v = (torch.randn(rows, 4 // groups, keys + 5, 32).to(dtype)[:, :, :keys] for _ in "kv")
+        k, v = (torch.randn(2, 4 // groups, keys + 5, 32).to(dtype)[:, :, :keys] for _ in "kv")
 
         def compute() -> Tensor:
             with torch.no_grad():
-                return ops.attend(q, k, v, Mask(causal=causal, offset=past))
+                return ops.attend(q, k, v, Mask(causal=True, offset=past))
 
         return compute, ()
 
@@ -285,9 +283,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "attend a prompt": prompt(16),
     "attend a prompt in parts": prompt(2 * PROMPT_QUERIES + 3),
     "attend a prompt after a cache": prompt(21, past=38),
-    "attend a prompt of shared rows": prompt(17, rows=1, causal=False),
     "attend a prompt of shared heads": prompt(33, groups=2),
-    "attend all keys": prompt(31, past=2, causal=False),
     "attention packed": packed_attention(False),
     "attention packed across": packed_attention(True),
     "cross_entropy": cross_entropy(0.0),

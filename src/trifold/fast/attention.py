@@ -2,7 +2,7 @@
 
 sparse_attend      long texts of which a query reads few keys: blocks of queries, each with its keys
 attend_one_query   decoding on a CPU, one query per row: an instruction of the interpreter
-prompt_attention   many queries on a CPU that read all keys, or all before them: another instruction
+prompt_attention   prompts on a CPU, each query reads all keys before it: another instruction
 fused_attention    PyTorch's scaled_dot_product_attention, elsewhere
 packed_attention   packed rows on a CPU: matmuls over all rows at once, compiled loops between;
                    short ones in bf16: one compiled function
@@ -80,7 +80,7 @@ def attend(
             q, k, v, mask, bias=bias, soft_cap=soft_cap, sinks=sinks, drop=drop, hooks=hooks
         )
     if supports_prompt_attention(q, k, v, mask, bias):
-        return prompt_attention(q, k, v, mask)
+        return prompt_attention(q, k, v)
     rows = q.shape[0]
     q, k, v = share_keys(q, k, v)
     return unshare_keys(fused_attention(q, k, v, mask, bias), rows)
@@ -189,8 +189,10 @@ def attend_one_query(
 def supports_prompt_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Tensor | None
 ) -> bool:
-    """Whether q (R, H, T, D) has many queries, all of the type of the keys and values and without a
-    gradient, heads fill registers, and nothing but causality limits the keys that a query reads.
+    """Whether q (R, H, T, D) has many queries of the type of the keys and values, without a
+    gradient, heads fill registers, and causality alone limits the keys that a query reads.
+
+    Only of decoders: their next steps need the compiled code anyway.
     """
     if q.shape[2] < MIN_QUERIES or torch.is_grad_enabled() or bias is not None:
         return False
@@ -198,19 +200,17 @@ def supports_prompt_attention(
         return False
     if k.shape != v.shape or not q.dtype == k.dtype == v.dtype or not k.numel():
         return False
-    if q.shape[3] * q.itemsize % (4 * LANES) or not _reads_all_keys(mask, q, k):
+    if q.shape[3] * q.itemsize % (4 * LANES) or not _reads_all_before(mask, q, k):
         return False
     return _attends_prompts(q.dtype)
 
 
-def _reads_all_keys(mask: Mask, q: Tensor, k: Tensor) -> bool:
-    """Whether each query reads all keys of its row, or all that are not after it."""
+def _reads_all_before(mask: Mask, q: Tensor, k: Tensor) -> bool:
+    """Whether each query reads all keys of its row that are not after it."""
     keys = k.shape[2]
-    window = _window(mask, keys)
-    if mask.keys is not None or isinstance(mask.packing, Packing) or window is None:
+    if isinstance(mask.packing, Packing) or not _is_only_causal(mask, keys):
         return False
-    is_whole = len(k) == len(q) and keys == mask.offset + q.shape[2]
-    return window >= keys and (is_whole or not mask.causal)
+    return len(k) == len(q) and keys == mask.offset + q.shape[2]
 
 
 @cache
@@ -220,15 +220,14 @@ def _attends_prompts(dtype: torch.dtype) -> bool:
         return False
     width = 4 * LANES // dtype.itemsize
     q, k, v = torch.arange(48.0 * width).view(3, 1, 1, 16, width).sin().to(dtype)
-    mask = Mask(causal=True)
-    expected = fused_attention(q.double(), k.double(), v.double(), mask, None)
-    found = prompt_attention(q, k, v, mask)
+    expected = fused_attention(q.double(), k.double(), v.double(), Mask(causal=True), None)
+    found = prompt_attention(q, k, v)
     return torch.allclose(found.double(), expected, atol=2**-6)
 
 
-def prompt_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    """q (R, H, T, D), k and v (B, H', S, D), where B divides R and H' divides H -> (R, H, T, D), in
-    memory as (R, T, H, D).
+def prompt_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q (R, H, T, D), k and v (R, H', S, D), where H' divides H -> (R, H, T, D), in memory as
+    (R, T, H, D).
     """
     rows, heads, queries, width = q.shape
     if k.stride() != v.stride() or k.stride(3) != 1:
@@ -239,8 +238,8 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     out = q.new_empty(rows, queries, heads, width)
     fields: dict[str, Field] = {
         **{"opcode": PROMPT_ATTENTION, "dtype": DTYPES[k.dtype], "units": units},
-        **{"heads": heads, "kv_heads": k.shape[1], "width": width, "beams": rows // k.shape[0]},
-        **{"queries": queries, "length": k.shape[2], "causal": mask.causal},
+        **{"heads": heads, "kv_heads": k.shape[1], "width": width},
+        **{"queries": queries, "length": k.shape[2]},
         **{"x": q, "keys": k, "values": v, "out": out, "scale": 1 / math.sqrt(width)},
         **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
     }

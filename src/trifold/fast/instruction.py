@@ -80,8 +80,7 @@ INTEGER_FIELDS = (
     # `slot`.
     *("new_keys", "new_values", "keys", "values", "slot", "first", "length"),
     *("heads", "kv_heads", "width", "beams", "row_stride", "head_stride", "key_stride"),
-    # Of a prompt, and whether each query reads one key less than the next one.
-    *("queries", "causal"),
+    "queries",  # of a row, in attention of a prompt
     # (R, S) the cache row of each key; address 0: the same row.
     *("beam_index", "beam_index_stride"),
     *("mask", "mask_stride", "score_bias", "score_bias_row", "score_bias_head"),

@@ -1,12 +1,13 @@
-"""Attention of a prompt: many queries of a head, in the type of the keys and values of a cache.
+"""Attention of a prompt: many causal queries of a head, in the type of the keys and values of a
+cache.
 
 A few queries at a time are multiplied with the keys that they may read, and their scores stay in
 the first-level cache. Products are of numbers in the type of the keys, with sums in fp32. The
 softmax is in fp32; attention weights are rounded to the type of the keys before they are
 multiplied.
 
-T queries, S keys, D the size of a head. The last query reads all keys; if attention is causal, each
-earlier one reads one key less.
+T queries, S keys, D the size of a head. The last query reads all keys, and each earlier one reads
+one key less.
 """
 
 from typing import Any, NamedTuple
@@ -158,11 +159,8 @@ def _attend_tile(like: Any, op: Any, memory: Any, words: int, place: Any, rows: 
     first, last = rows
     size = like.itemsize
     width = op.width
-    visible = op.length  # to the first query
-    read = op.length  # by the last query
-    if op.causal:
-        visible += first + 1 - op.queries
-        read += last - op.queries
+    past = op.length - op.queries
+    read = past + last  # keys, by the last query
     vectors = -(-read // LANES)
     stride = -(-op.length // LANES) * LANES
     source = op.x + size * width * ((row * op.heads + head) * op.queries + first)
@@ -178,8 +176,8 @@ def _attend_tile(like: Any, op: Any, memory: Any, words: int, place: Any, rows: 
     for number in range(last - first):
         scores = memory.scores + 4 * stride * number
         weights = memory.weights + size * stride * number
+        visible = past + first + number + 1
         inverses[number] = _softmax(like, scores, weights, visible, vectors, scale)
-        visible += op.causal
     multiply_blocks(
         like,
         memory.weights,
@@ -214,9 +212,9 @@ def _new_attention(array_at: Any) -> Any:
             row = unit // parts // op.heads
             first = unit % parts * PROMPT_QUERIES
             last = min(first + PROMPT_QUERIES, op.queries)
-            read = op.length - op.queries + last if op.causal else op.length
+            read = op.length - op.queries + last
             kv_head = head // (op.heads // op.kv_heads)
-            start = size * (row // op.beams * op.row_stride + kv_head * op.head_stride)
+            start = size * (row * op.row_stride + kv_head * op.head_stride)
             stride = size * op.key_stride
             _pack_keys(op.keys + start, stride, read, size * width, memory)
             words = _pack_values(like, op.values + start, stride, read, width, memory.values)
