@@ -197,6 +197,7 @@ LONG: dict[str, list[bytes]] = {
     "usual": [f"{number} Größe".encode() for number in range(1500)],
     "one byte": [b"x"] * 2000,
     "255 bytes": [b"y" * (1 + number % 255) for number in range(1100)],
+    "several chunks": [b"abc"] * 20_000,
     "256 bytes": [b"z"] * 1500 + [b"z" * 256],
     "empty": [b"a", b""] * 1000,
     "NUL": [b"a\0b", b"\5\0\0\0\0\0\0\0", b"c"] * 1000,

@@ -17,7 +17,7 @@ from trifold.errors import CheckpointError
 Array = NDArray[Any]
 LENGTH = 8  # bytes of the length before each string
 _ZEROS = LENGTH - 1  # of them, of a string of 1 to 255 bytes
-_USUAL = 24  # bytes of a string and its length, or fewer
+_CHUNK = 2**16  # bytes that are searched at a time: they stay in a cache
 
 
 class FileStrings:
@@ -78,25 +78,34 @@ def find_strings(
 ) -> FileStrings | None:
     """So many strings from a position on; None if some are empty, longer, or have a NUL.
 
-    Then the zeros in their bytes are seven for each length, after its first byte.
+    Then seven zeros follow the first byte of each length, and there are no others.
     """
-    window: Array = np.zeros(0, np.uint8)
-    zeros: Array = window
-    size = _USUAL * count
-    while len(zeros) <= _ZEROS * count and len(window) < len(memory) - first:
-        window = np.frombuffer(memory, np.uint8, min(size, len(memory) - first), first)
-        zeros = np.flatnonzero(window == 0)
-        size *= 2
-    after = zeros[_ZEROS * count : _ZEROS * count + 1]
-    zeros = zeros[: _ZEROS * count]
-    lengths = zeros[::_ZEROS] - 1
-    if len(zeros) < _ZEROS * count or lengths[0] != 0:
+    window = np.frombuffer(memory, np.uint8, offset=first)
+    lengths = _places_before_zeros(window, count)
+    if len(lengths) < count or lengths[0] != 0:
         return None
     sizes = window[lengths].astype(np.int64)
     ends = lengths + LENGTH + sizes
-    are_lengths = zeros[_ZEROS - 1 :: _ZEROS] == lengths + _ZEROS
-    if not are_lengths.all() or (ends[:-1] != lengths[1:]).any():
+    end = int(ends[-1])
+    if (ends[:-1] != lengths[1:]).any() or end > len(window):
         return None
-    if ends[-1] > len(window) or (after < ends[-1]).any():
+    if np.count_nonzero(window[:end]) != end - _ZEROS * count:
         return None
-    return FileStrings(memory[first : first + int(ends[-1])], sizes, not_text)
+    return FileStrings(memory[first : first + end], sizes, not_text)
+
+
+def _places_before_zeros(window: Array, count: int) -> Array:
+    """The first places, at most so many, of bytes other than 0 before seven zeros."""
+    found: list[Array] = []
+    total = 0
+    for start in range(0, len(window), _CHUNK):
+        zeros = window[start : start + _CHUNK + _ZEROS] == 0
+        pairs = zeros[:-1] & zeros[1:]
+        fours = pairs[:-2] & pairs[2:]
+        sevens = fours[:-3] & fours[3:]
+        places = np.flatnonzero(sevens[1:] & ~zeros[:-_ZEROS])
+        found.append(places + start)
+        total += len(places)
+        if total >= count:
+            break
+    return np.concatenate(found)[:count] if found else np.zeros(0, np.int64)
