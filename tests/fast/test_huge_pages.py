@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import mmap
-import platform
 import sys
 import threading
 from itertools import pairwise
@@ -117,6 +116,4 @@ def test_a_file_is_read_ahead(tmp_path: Path) -> None:
     for thread in threading.enumerate():
         if thread.name == "pages":
             thread.join()
-    if tuple(map(int, platform.release().split(".")[:2])) < (5, 14):
-        pytest.skip("this version of Linux does not read ahead")
     assert before < PAGE_BYTES // 1024 <= sizes_at(address)["Rss"]

@@ -15,7 +15,7 @@ from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
-from trifold.hub import fill, load_model, save_model
+from trifold.hub import load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 
@@ -47,13 +47,14 @@ def test_all_parameters_are_aligned_and_equal_the_file(folder: Path, dtype: torc
 def test_all_parameters_are_in_memory_with_huge_pages(folder: Path, monkeypatch: Any) -> None:
     made: set[int] = set()
 
-    class Recorded(HugeMemory):
-        def empty(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-            tensor = super().empty(shape, dtype)
-            made.add(tensor.data_ptr())
-            return tensor
+    empty = HugeMemory.empty
 
-    monkeypatch.setattr(fill, "HugeMemory", Recorded)
+    def recorded(memory: HugeMemory, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        tensor = empty(memory, shape, dtype)
+        made.add(tensor.data_ptr())
+        return tensor
+
+    monkeypatch.setattr(HugeMemory, "empty", recorded)
     model, _ = load_model(folder)
     assert made == {parameter.data_ptr() for parameter in model.parameters()}
 

@@ -1,8 +1,9 @@
-"""Lays out many matrices of a GGUF file at once, in several threads and in one piece of memory."""
+"""Lays out many matrices of a GGUF file at once, on other threads and in one piece of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,13 @@ from trifold.fast.instruction import (
     BLOCK_LAYOUT,
     INSTRUCTION,
 )
-from trifold.fast.thread_pool import divide_into_tasks, execute, set_fields
+from trifold.fast.thread_pool import (
+    Array,
+    Execution,
+    divide_into_tasks,
+    set_fields,
+    thread_count,
+)
 
 KINDS = {
     "Q8_0": BLOCK8,
@@ -63,36 +70,57 @@ def can_lay_out() -> bool:
     return interpreter is not None and interpreter.is_on_disk()
 
 
-def lay_out(
-    sources: Sequence[FileRows], dtype: torch.dtype, memory: HugeMemory
-) -> list[tuple[BlockWeight, bool]]:
-    """The rows in blocks, for results of `dtype`: what `BlockWeight.from_q8_0` and others make; and
-    whether all scales are finite.
+class Layout:
+    """Rows that another thread lays out in blocks.
+
+    weights: what `BlockWeight.from_q8_0` and others make of the rows, for results of `dtype`. They
+    may be read when `finish` has returned.
     """
-    if not sources:
-        return []
-    weights = _allocate(sources, dtype, memory)
-    program = np.zeros(len(sources), INSTRUCTION)
-    infinite = torch.zeros(len(sources), dtype=torch.int32)
-    program["opcode"] = BLOCK_LAYOUT
-    for number, (source, weight) in enumerate(zip(sources, weights, strict=True)):
-        set_fields(
-            program,
-            number,
-            dtype=KINDS[source.kind],
-            units=len(weight.values),
-            inputs=weight.shape[1],
-            outputs=weight.shape[0],
-            x=source.table,
-            row_stride=source.table.shape[1],
-            weight=source.order,
-            out=weight.values,
-            scales=weight.scales,
-            bias=infinite[number],
-        )
-    divide_into_tasks(program)
-    execute(program)
-    return list(zip(weights, (infinite == 0).tolist(), strict=True))
+
+    def __init__(self, sources: Sequence[FileRows], dtype: torch.dtype, memory: HugeMemory) -> None:
+        self.weights = _allocate(sources, dtype, memory)
+        self._sources = sources
+        self._memory = memory
+        self._infinite = torch.zeros(len(sources), dtype=torch.int32)
+        self._helpers = max(1, thread_count() - 1)  # one core is that of the other thread
+        self._execution = Execution(self._program(), self._helpers + 1)
+        # Not a daemon: the process does not end while it writes.
+        self._thread = Thread(target=self._run, args=(1,), name="layout")
+        self._thread.start()
+
+    def finish(self) -> list[bool]:
+        """Help that thread; returns, when all is done, whether all scales of each weight are
+        finite.
+        """
+        self._run(self._helpers)
+        self._thread.join()
+        return (self._infinite == 0).tolist()
+
+    def _run(self, threads: int) -> None:
+        self._memory.stop_providing()
+        self._execution.run(threads)
+
+    def _program(self) -> Array:
+        """An instruction for each weight."""
+        program = np.zeros(len(self.weights), INSTRUCTION)
+        program["opcode"] = BLOCK_LAYOUT
+        for number, (source, weight) in enumerate(zip(self._sources, self.weights, strict=True)):
+            set_fields(
+                program,
+                number,
+                dtype=KINDS[source.kind],
+                units=len(weight.values),
+                inputs=weight.shape[1],
+                outputs=weight.shape[0],
+                x=source.table,
+                row_stride=source.table.shape[1],
+                weight=source.order,
+                out=weight.values,
+                scales=weight.scales,
+                bias=self._infinite[number],
+            )
+        divide_into_tasks(program)
+        return program
 
 
 def _numbers(dtype: int) -> int:
@@ -113,7 +141,7 @@ def _allocate(
         bits = BLOCK_KINDS[kind].bits
         # One piece of memory, which takes less time than two.
         sizes = [panels * blocks * PANEL * size for size in (4 * bits, 2 * _numbers(kind))]
-        codes, numbers = memory.empty((sum(sizes),), torch.uint8).split(sizes)
+        codes, numbers = memory.reserve((sum(sizes),), torch.uint8).split(sizes)
         values = codes.view(panels, blocks, bits, PANEL, 4)
         scales = numbers.view(torch.float16).view(panels, blocks, _numbers(kind), PANEL)
         shape = (rows, inputs)

@@ -57,8 +57,7 @@ class BlockWeight(QuantizedWeight):
         has_levels: bool = False,
     ) -> None:
         super().__init__()
-        self.register_buffer("values", values)
-        self.register_buffer("scales", scales)
+        self._buffers |= {"values": values, "scales": scales}  # thousands are made at once
         self._shape = torch.Size(shape)
         self.dtype = dtype
         self.has_levels = has_levels

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ PAGE_BYTES = 2**21
 ALIGNMENT = 64  # bytes: a cache line
 REGION_BYTES = 2**26
 PROVIDED_BYTES = 2**24  # at a time, between which `provide` can be stopped
-MADV_HUGEPAGE, MADV_POPULATE_READ = 14, 22  # of Linux, the second from its version 5.14 on
+MADV_HUGEPAGE = 14  # of Linux
 
 
 class HugeMemory:
@@ -38,18 +39,25 @@ class HugeMemory:
         self._provider: _Provider | None = None
 
     def provide(self, size: int) -> None:
-        """Let the system provide so many bytes of the memory on another thread, until the first
-        tensor is made.
+        """Let the system provide so many bytes of the memory on another thread, until something
+        else is written to it.
         """
         self._begin(size)
         assert self._memory is not None
         self._provider = _Provider(self._memory, self._next, self._end)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor that is not initialized."""
+    def stop_providing(self) -> None:
+        """Let nothing but the tensors be written from now on. Several threads may call it."""
         if self._provider is not None:
             self._provider.stop()
-            self._provider = None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor that is not initialized."""
+        self.stop_providing()
+        return self.reserve(shape, dtype)
+
+    def reserve(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor that may be written after `stop_providing`."""
         count = prod(shape)
         if count == 0:
             return torch.empty(tuple(shape), dtype=dtype)
@@ -113,8 +121,12 @@ def _advise(memory: mmap.mmap, start: int, size: int, advice: int) -> None:
 def read_ahead(memory: mmap.mmap) -> None:
     """Read a file that is mapped, on another thread, and map its pages."""
     if sys.platform.startswith("linux"):
-        arguments = (memory, 0, len(memory), MADV_POPULATE_READ)
-        threading.Thread(target=_advise, args=arguments, name="pages", daemon=True).start()
+        threading.Thread(target=_read_pages, args=(memory,), name="pages", daemon=True).start()
+
+
+def _read_pages(memory: mmap.mmap) -> None:
+    # Unlike advice to the system, this does not keep other threads from mapping memory.
+    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()
 
 
 def _address(memory: mmap.mmap) -> int:

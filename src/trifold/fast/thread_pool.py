@@ -9,7 +9,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from threading import Barrier
 from typing import Any, TypeAlias
 
@@ -50,16 +50,30 @@ DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instruct
 
 def execute(program: Array) -> None:
     """Execute the instructions on PyTorch's threads. Their number does not change the results."""
-    entry_point = compiled_interpreter().entry_point()
-    start = openmp()
     threads = thread_count()
-    counters = np.zeros((threads + 1, len(program)), np.int64)
-    job = np.array([program.ctypes.data, len(program), counters.ctypes.data, threads, 0, 0])
-    if start is None or threads == 1:
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_point)(job.ctypes.data)
-    else:
-        start(entry_point, job.ctypes.data, threads, 0)
-        count_stalls(int(job[STALLS]))
+    Execution(program, threads).run(threads)
+
+
+class Execution:
+    """The execution of instructions on so many threads, some of which may begin later."""
+
+    def __init__(self, program: Array, threads: int) -> None:
+        self._program = program
+        self._counters = counters = np.zeros((threads + 1, len(program)), np.int64)
+        fields = [program.ctypes.data, len(program), counters.ctypes.data, threads, 0, 0]
+        self._job = np.array(fields)
+
+    def run(self, threads: int) -> None:
+        """Execute what no other thread has begun, on so many threads, this one among them. Returns
+        when all instructions are done.
+        """
+        entry_point = compiled_interpreter().entry_point()
+        start = openmp()
+        if start is None or threads == 1:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p)(entry_point)(self._job.ctypes.data)
+        else:
+            start(entry_point, self._job.ctypes.data, threads, 0)
+            count_stalls(int(self._job[STALLS]))
 
 
 def thread_count() -> int:
@@ -124,18 +138,27 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
 
 
 def _block_fields(weight: BlockWeight) -> dict[str, Field]:
-    outputs, inputs = weight.shape
-    per_task = outputs_per_block_task(inputs, weight.bits)
+    sizes = _block_sizes(*weight.shape, weight.bits, block_kind(weight))
+    return {**sizes, "weight": weight.values, "scales": weight.scales}
+
+
+@lru_cache(maxsize=64)  # layers are alike
+def _block_sizes(outputs: int, inputs: int, bits: int, kind: int) -> dict[str, Field]:
+    per_task = outputs_per_block_task(inputs, bits)
     return {
-        **{"opcode": BLOCK_MATMUL, "dtype": block_kind(weight), "inputs": inputs},
+        **{"opcode": BLOCK_MATMUL, "dtype": kind, "inputs": inputs},
         **{"outputs": outputs, "tasks": -(-outputs // per_task)},
-        **{"weight": weight.values, "scales": weight.scales},
     }
 
 
 def block_kind(weight: BlockWeight) -> int:
     """The number of its kind in instructions."""
-    return BLOCK_KINDS.index(BlockKind(weight.bits, weight.has_offsets, weight.has_levels))
+    return _number_of_kind(weight.bits, weight.has_offsets, weight.has_levels)
+
+
+@cache
+def _number_of_kind(bits: int, has_offsets: bool, has_levels: bool) -> int:
+    return BLOCK_KINDS.index(BlockKind(bits, has_offsets, has_levels))
 
 
 def is_readable(weight: Weight) -> bool:

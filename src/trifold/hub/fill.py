@@ -32,6 +32,7 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 # Parts of the names of matrices: those of attention, and among them those that make its values.
 ATTENTION = "attention."
 VALUES = "v_proj.weight"
+QUANTIZABLE = (Linear, TokenEmbedding, LanguageModelHead)  # have matrices
 STRIP = 64  # columns of a transposed matrix that are copied together and fit into a cache
 CHUNK = 2**21  # elements that a thread copies at a time
 MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
@@ -47,6 +48,7 @@ def fill_model(
     stored: Stored | None = None,
     blocks: Mapping[str, QuantizedWeight] = NONE,
     ready: Mapping[str, Tensor] = NONE,
+    memory: HugeMemory | None = None,
 ) -> None:
     """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
     for corrections of routers, whose differences are smaller than those of bfloat16.
@@ -55,14 +57,16 @@ def fill_model(
         of encoders in bfloat16 have factors (`fast.smoothing`).
     blocks: matrices that are not among the tensors, by name.
     ready: further tensors by name, which become parameters without a copy.
+    memory: for parameters on a CPU.
 
     Raises CheckpointError for a matrix that has no such form.
     """
     _convert_buffers(model, dtype, device)
     parameters = dict(model.named_parameters())
     matrices = _quantizable(model)
+    device = torch.device(device)
     for name, weight in blocks.items():
-        if weight.device != torch.device(device):
+        if weight.device != device:
             weight.to(device)
         _replace(matrices[parameters.pop(name)], weight)
     if stored not in ("int8", "int4"):
@@ -75,7 +79,7 @@ def fill_model(
     types = _wide_types(model, dtype)
     for name, tensor in ready.items():
         parameters.pop(name).data = tensor.to(device)
-    new = _allocator(device)
+    new = _allocator(device, memory)
     elements = sum(each.numel() for each in parameters.values() if each not in matrices)
     with _copying(device, elements) as copy:
         for name, tensor in tensors:
@@ -104,17 +108,20 @@ def _convert_buffers(model: Transformer, dtype: torch.dtype, device: str | torch
 def _wide_types(model: Transformer, dtype: torch.dtype) -> dict[Tensor | None, torch.dtype]:
     """The parameters that are not converted to a type below float32, with their type."""
     wide = torch.promote_types(dtype, torch.float32)
-    return {
-        getattr(module, name): wide
-        for module in all_modules(model)
-        for name in getattr(module, "wide_parameters", ())
-    }
+    modules = all_modules(model)
+    # Few classes have such parameters, and looking for what a class lacks takes long.
+    names_of = {kind: getattr(kind, "wide_parameters", ()) for kind in set(map(type, modules))}
+    return {getattr(module, name): wide for module in modules for name in names_of[type(module)]}
 
 
-def _allocator(device: str | torch.device) -> Callable[[Sequence[int], torch.dtype], Tensor]:
-    """A function that makes uninitialized tensors of a shape and type on a device."""
-    if torch.device(device).type == "cpu":
-        return HugeMemory().empty
+def _allocator(
+    device: torch.device, memory: HugeMemory | None
+) -> Callable[[Sequence[int], torch.dtype], Tensor]:
+    """A function that makes uninitialized tensors of a shape and type on a device; those on a CPU
+    in this memory.
+    """
+    if device.type == "cpu":
+        return (memory or HugeMemory()).empty
     return lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
@@ -225,6 +232,6 @@ def _quantizable(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
     """The matrices that can be stored in few bits, each with the modules that share it."""
     modules_of: dict[nn.Parameter, list[nn.Module]] = {}
     for module in all_modules(model):
-        if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
+        if isinstance(module, QUANTIZABLE):
             modules_of.setdefault(module.weight, []).append(module)
     return modules_of

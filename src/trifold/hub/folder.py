@@ -38,6 +38,7 @@ from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
+from trifold.nn.stack import all_modules
 from trifold.settings import warn
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -207,21 +208,31 @@ def load_model(
     model = empty_model(config, folder / CONFIG)
     parameters = dict(model.named_parameters())
     table = family.rules(config)
-    theirs = rules.checked(table, weights, parameters, str(folder))
-    generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     load = rules.loader(table, parameters)
-    tensors = load(theirs)
     found: dict[str, Weight] = {}
+    finish = _nothing
     if file is not None:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        found = file.matrices(load, shapes, dtype, memory)
+        found, finish = file.matrices(load, shapes, dtype, memory)
+    theirs = rules.checked(table, weights, parameters, str(folder))
+    generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
+    tensors = load(theirs)
     others = ((name, tensors[name]) for name in tensors if name not in found)
     blocks = {name: each for name, each in found.items() if isinstance(each, QuantizedWeight)}
     ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}
-    fill_model(model, others, dtype, device, stored=stored, blocks=blocks, ready=ready)
+    if torch.device(device).type != "cpu":
+        finish()  # before they are copied
+    fill_model(model, others, dtype, device, stored, blocks, ready, memory)
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
-    return model.eval(), generation
+    for module in all_modules(model):
+        vars(module)["training"] = False  # as `eval` does, in a fifth of its time
+    finish()
+    return model, generation
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 def _without_absent_head(

@@ -187,7 +187,18 @@ def _matches_of_part(
 
 def fill_name(pattern: str, values: Mapping[str, str]) -> str:
     """The pattern with its placeholders replaced by values."""
-    return _PLACEHOLDER.sub(lambda match: values[match[2]], pattern)
+    texts, names = _texts_and_names(pattern)
+    filled = texts[0]
+    for name, text in zip(names, texts[1:], strict=True):
+        filled += values[name] + text
+    return filled
+
+
+@lru_cache(maxsize=4096)
+def _texts_and_names(pattern: str) -> tuple[list[str], list[str]]:
+    """The literal texts of a pattern, and the names of the placeholders between them."""
+    parts = _PLACEHOLDER.split(pattern)
+    return parts[::4], parts[2::4]
 
 
 def as_tuple(names: Names) -> tuple[str, ...]:
@@ -206,13 +217,20 @@ class Conversion(NamedTuple):
     transform: Transform
 
 
-def conversions(rules: Iterable[AnyRule], names: Collection[str]) -> list[Conversion]:
+def conversions(rules: Iterable[AnyRule], names: Iterable[str]) -> Sequence[Conversion]:
     """Every rule with its placeholders filled from our names. Each name must have exactly one
     rule.
     """
+    return _conversions(
+        tuple(rule for rule in rules if isinstance(rule, ParameterRule)), tuple(names)
+    )
+
+
+@lru_cache(maxsize=1)  # the names of a model are checked and then loaded
+def _conversions(rules: Sequence[ParameterRule], names: Sequence[str]) -> Sequence[Conversion]:
     filled: list[Conversion] = []
     unfilled = dict.fromkeys(names)
-    for rule in (rule for rule in rules if isinstance(rule, ParameterRule)):
+    for rule in rules:
         ours = as_tuple(rule.ours)
         theirs = as_tuple(rule.theirs)
         for _, values in matches(ours[0], names):

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from trifold.errors import CheckpointError, UsageError
 from trifold.fast import block_layout
 from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.huge_pages import PAGE_BYTES, HugeMemory
+from trifold.fast.quantized_weight import Weight
 from trifold.hub import load_model
 from trifold.hub.fill import named_matrices
 from trifold.hub.gguf import matrices
@@ -61,7 +64,14 @@ def stored(kind: BlockType, shape: tuple[int, ...] = (ROWS, WIDTH)) -> tuple[Map
 
 def made_by(rows: MovedRows, dtype: torch.dtype = torch.float32) -> BlockWeight:
     """The matrix of these rows."""
-    return dict(lay_out({"ours": rows}, dtype))["ours"]
+    return laid_out({"ours": rows}, dtype)["ours"]
+
+
+def laid_out(matrices: Mapping[str, MovedRows], dtype: torch.dtype) -> dict[str, Weight]:
+    """The matrices when they may be read."""
+    weights, finish = lay_out(matrices, dtype)
+    finish()
+    return weights
 
 
 def move_by(function: Callable[[Tensor], Tensor]) -> Callable[[Mapping], Mapping]:
@@ -106,14 +116,26 @@ def test_compiled_code_lays_out_the_same(name: str, rows: int) -> None:
     tensors, values = stored(KINDS[name], (rows, WIDTH))
     orders = {"all": slice(0, rows), "some": slice(8, rows), "moved": torch.randperm(rows)}
     moved = {key: MovedRows(tensors["a"], order) for key, order in orders.items()}
-    found = dict(lay_out(moved, torch.bfloat16))
+    found = laid_out(moved, torch.bfloat16)
     with fast.disabled():
-        expected = dict(lay_out(moved, torch.bfloat16))
+        expected = laid_out(moved, torch.bfloat16)
     for key, weight in found.items():
         assert torch.equal(weight.values, expected[key].values)
         assert torch.equal(weight.scales.view(torch.int16), expected[key].scales.view(torch.int16))
         assert (weight.shape, weight.dtype) == (expected[key].shape, torch.bfloat16)
         assert torch.equal(weight.dequantize(), values[orders[key]].bfloat16())
+
+
+@pytest.mark.usefixtures("compiled")
+def test_memory_is_provided_until_blocks_are_laid_out() -> None:
+    tensors, values = stored(KINDS["Q8_0"])
+    memory = HugeMemory()
+    memory.provide(200 * PAGE_BYTES)
+    weights, finish = lay_out({"a": MovedRows(tensors["a"], slice(0, ROWS))}, torch.float32, memory)
+    finish()
+    assert not [each for each in threading.enumerate() if each.name in ("pages", "layout")]
+    finish()  # has no effect
+    assert torch.equal(weights["a"].dequantize(), values)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -128,7 +150,7 @@ def test_compiled_code_finds_numbers_that_are_not_finite(name: str, at: int) -> 
     good = stored(KINDS[name])[0]["a"]
     rows = {"good": MovedRows(good, slice(0, ROWS)), "bad": MovedRows(tensors["a"], slice(0, ROWS))}
     with pytest.raises(ValueError, match="bad: has scales that are not finite"):
-        dict(lay_out(rows, torch.float32))
+        laid_out(rows, torch.float32)
 
 
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -4,7 +4,8 @@ made when they are read, and its tensors.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -21,7 +22,7 @@ from trifold.fast.quantized_weight import Weight
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
-from trifold.hub.gguf.matrices import StoredMatrix, laid_out_bytes, lay_out, moved_matrices
+from trifold.hub.gguf.matrices import StoredMatrix, lay_out, moved_matrices, needed_bytes
 from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.tensors import TranslatedTensors, open_matrices, open_tensors
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
@@ -54,7 +55,8 @@ class GGUFFolder(FileAsFolder):
         memory = HugeMemory()
         if can_lay_out():
             prepare_interpreter()
-            memory.provide(laid_out_bytes(self.stored.values()))
+            entries = {name: each for file in self.files for name, each in file.tensors.items()}
+            memory.provide(needed_bytes(entries, self.translation.changed))
         return memory
 
     def matrices(
@@ -63,27 +65,39 @@ class GGUFFolder(FileAsFolder):
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
         memory: HugeMemory,
-    ) -> dict[str, Weight]:
+    ) -> tuple[dict[str, Weight], Callable[[], None]]:
         """The matrices of a model with these names and shapes that the file has in blocks, in
         `dtype` or in bf16, for results of that type, laid out in this memory. Numbers are in the
-        memory of the file.
+        memory of the file. Other threads lay out blocks: the second result must be called before
+        they are read, and may be called again.
 
-        load: makes the tensors of a model from those by the names of the family. Raises
-        CheckpointError for values that have no scale.
+        load: makes the tensors of a model from those by the names of the family. Both functions
+        raise CheckpointError for values that have no scale.
         """
         stored = {name: each for name, each in self.stored.items() if each.is_kept(dtype)}
         found = moved_matrices(stored, lambda tensors: load(self.translation.of(tensors)), shapes)
+        with self._naming():
+            made, finish_layout = lay_out(found, dtype, memory)
+
+        def finish() -> None:
+            with self._naming():
+                finish_layout()
+            has_shared = any(not isinstance(each, BlockWeight) for each in made.values())
+            for file in self.files:
+                if has_shared:  # who changes these parameters does not change what is loaded next
+                    file.map_again()
+                else:
+                    release_pages(file.memory, 0, len(file.memory))
+
+        return made, finish
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Name the file in an error of its values."""
         try:
-            made = dict(lay_out(found, dtype, memory))
+            yield
         except ValueError as error:
             raise CheckpointError(f"{self}: {error}; copy the file again") from None
-        has_shared = any(not isinstance(each, BlockWeight) for each in made.values())
-        for file in self.files:
-            if has_shared:  # whoever changes these parameters does not change what is loaded next
-                file.map_again()
-            else:
-                release_pages(file.memory, 0, len(file.memory))
-        return made
 
 
 def open_gguf(path: UntrustedPath) -> GGUFFolder:

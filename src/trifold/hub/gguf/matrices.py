@@ -11,7 +11,7 @@ change in another way is decoded instead. How the types of a file are stored:
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from math import prod
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trifold.fast.bfloat16_weight import Bfloat16Weight
-from trifold.fast.block_layout import KINDS, FileRows, can_lay_out, lay_out as lay_out_rows
+from trifold.fast.block_layout import KINDS, FileRows, Layout, can_lay_out
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
 from trifold.fast.quantized_weight import Weight
@@ -29,10 +29,11 @@ from trifold.hub.gguf.file_format import TensorEntry
 from trifold.hub.tensors import TransformedTensors
 
 CHUNK = 2**19  # values of a matrix that are laid out at a time, to bound the memory of copies
-# Rows are numbered twice, in two columns each: a rule that does not move whole rows gives numbers
-# that do not belong together.
-COLUMNS = 0.25
-UNIT = 2.0
+# Row n of a table of numbers: n, n + 0.25, and twice these. A rule that does not move whole rows
+# gives numbers that do not belong together.
+FACTORS = torch.tensor([1, 1, 2, 2], dtype=torch.float64)
+OFFSETS = torch.tensor([0, 0.25, 0, 0.5], dtype=torch.float64)
+COLUMNS = len(FACTORS)
 
 Move = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
@@ -61,12 +62,17 @@ class StoredMatrix(NamedTuple):
         is_widened = stored is torch.bfloat16 and dtype is torch.float32
         return stored in (None, dtype) or is_widened
 
-    def part_of(self, numbers: Tensor) -> Tensor:
-        """The rows in a table with a row for each of all tensors, (…, 2) in place of (…, K)."""
-        own = numbers[self.first : self.first + self.rows]
+    def part_of(self, table: Tensor) -> Tensor:
+        """The rows in a table of all rows, (…, COLUMNS) in place of (…, K)."""
+        own = table[self.first : self.first + self.rows]
         if len(self.entry.shape) == 2:
             return own
-        return own.view(*self.entry.shape[:-1], 2)
+        return own.view(*self.entry.shape[:-1], COLUMNS)
+
+    def numbers(self) -> Tensor:
+        """The rows in the table of numbers, (…, COLUMNS)."""
+        rows = torch.arange(self.first, self.first + self.rows)
+        return _numbered(rows).view(*self.entry.shape[:-1], COLUMNS)
 
 
 def stored_matrices(
@@ -104,60 +110,51 @@ def moved_matrices(
     if not stored:
         return {}
     in_order = list(stored.values())
-    numbers = _numbered(in_order[-1].first + in_order[-1].rows)
-    first, second = (
-        move(TransformedTensors(stored, lambda name, matrix, table=table: matrix.part_of(table)))  # type: ignore[misc]
-        for table in (numbers, numbers * UNIT)
-    )
     starts = [matrix.first for matrix in in_order]
+    # Most rules move nothing: their results are parts of this table, which has no values.
+    table = torch.empty(in_order[-1].first + in_order[-1].rows, COLUMNS)
+
+    def move_all(make: Callable[[StoredMatrix], Tensor]) -> Mapping[str, Tensor]:
+        return move(TransformedTensors(stored, lambda name, matrix: make(matrix)))
+
+    same = move_all(lambda matrix: matrix.part_of(table))
+    moved = move_all(StoredMatrix.numbers)
     found: dict[str, MovedRows] = {}
-    for name, shape in shapes.items():
-        rows = _moved_rows(numbers, first, second, name, shape[0])
+    for name, (count, width) in shapes.items():
+        try:
+            rows = _rows_in_order(table, same[name], count) or _moved_rows(moved[name], count)
+        except (KeyError, IndexError, RuntimeError, ValueError):
+            continue
         if rows is None:
             continue
         start = rows.start if isinstance(rows, slice) else int(rows[0])
         matrix = in_order[bisect_right(starts, start) - 1]
         order = _inside(matrix, rows)
-        if order is not None and matrix.entry.shape[-1] == shape[1]:
+        if order is not None and matrix.entry.shape[-1] == width:
             found[name] = MovedRows(matrix, order)
     return found
 
 
-def _numbered(count: int) -> Tensor:
-    """The number of each row in two columns."""
-    rows = torch.arange(count, dtype=torch.float64)[:, None]
-    return rows + torch.tensor([0, COLUMNS], dtype=torch.float64)
+def _numbered(rows: Tensor) -> Tensor:
+    """Rows (N,) of the table of numbers."""
+    return rows[:, None] * FACTORS + OFFSETS
 
 
-def _moved_rows(
-    numbers: Tensor,
-    first: Mapping[str, Tensor],
-    second: Mapping[str, Tensor],
-    name: str,
-    count: int,
-) -> Tensor | slice | None:
-    """The numbers (count,) of the rows of a matrix of ours; None if it is made in another way."""
-    try:
-        found = first[name]
-        if (rows := _rows_in_order(numbers, found, count)) is not None:
-            return rows
-        others = second[name]
-    except (KeyError, IndexError, RuntimeError, ValueError):
+def _rows_in_order(table: Tensor, found: Tensor, count: int) -> slice | None:
+    """The rows of the table whose memory this is."""
+    is_part = found.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
+    if not is_part or found.shape != (count, COLUMNS) or found.stride() != (COLUMNS, 1):
         return None
-    if found.shape != (count, 2) or others.shape != found.shape:
-        return None
-    moved = found[:, 0].long()
-    expected = torch.stack([moved, moved + COLUMNS], -1) * UNIT
-    return moved if torch.equal(others, expected) else None
-
-
-def _rows_in_order(numbers: Tensor, found: Tensor, count: int) -> slice | None:
-    """The rows of the table of numbers whose memory this is."""
-    is_part = found.untyped_storage().data_ptr() == numbers.untyped_storage().data_ptr()
-    if not is_part or found.shape != (count, 2) or found.stride() != (2, 1):
-        return None
-    start, column = divmod(int(found.storage_offset()), 2)
+    start, column = divmod(int(found.storage_offset()), COLUMNS)
     return None if column else slice(start, start + count)
+
+
+def _moved_rows(found: Tensor, count: int) -> Tensor | slice | None:
+    """The numbers (count,) of the rows of a matrix of ours; None if it is made in another way."""
+    if found.shape != (count, COLUMNS):
+        return None
+    rows = found[:, 0].long()
+    return rows if torch.equal(found, _numbered(rows)) else None
 
 
 def _inside(matrix: StoredMatrix, rows: Tensor | slice) -> Tensor | slice | None:
@@ -166,7 +163,7 @@ def _inside(matrix: StoredMatrix, rows: Tensor | slice) -> Tensor | slice | None
         own = slice(rows.start - matrix.first, rows.stop - matrix.first)
         return own if own.stop <= matrix.rows else None
     moved = rows - matrix.first
-    if not bool(((moved >= 0) & (moved < matrix.rows)).all()):
+    if not 0 <= int(moved.min()) <= int(moved.max()) < matrix.rows:
         return None
     return _as_slice(moved)
 
@@ -183,40 +180,51 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 
 def lay_out(
     matrices: Mapping[str, MovedRows], dtype: torch.dtype, memory: HugeMemory | None = None
-) -> Iterator[tuple[str, Weight]]:
+) -> tuple[dict[str, Weight], Callable[[], None]]:
     """The matrices by name, for results of `dtype`: in blocks, or numbers of that type or in bf16,
-    which share memory with the file if their order is that of the file.
+    which share memory with the file if their order is that of the file. Other threads lay out
+    blocks: the second result must be called before they are read, and may be called again.
 
-    Raises ValueError, which begins with the name, for values that have no scale.
+    Both functions raise ValueError, which begins with the name, for values that have no scale.
     """
     memory = memory or HugeMemory()
-    compiled = {}
+    found: dict[str, Weight] = {}
+    layout: Layout | None = None
     if can_lay_out():
         compiled = {name: each for name, each in matrices.items() if _kind(each) in KINDS}
-    sources = [_file_rows(each) for each in compiled.values()]
-    for name, (weight, is_finite) in zip(
-        compiled, lay_out_rows(sources, dtype, memory), strict=True
-    ):
-        _check_finite(name, is_finite)
-        yield name, weight
+        if compiled:
+            layout = Layout([_file_rows(each) for each in compiled.values()], dtype, memory)
+            found |= zip(compiled, layout.weights, strict=True)
     for name, each in matrices.items():
         stored = each.matrix.entry.kind.dtype
         if stored is dtype:
-            yield name, _numbers_of(each, dtype, memory)
+            found[name] = _numbers_of(each, dtype, memory)
         elif stored is not None:
-            yield name, Bfloat16Weight(_numbers_of(each, stored, memory), dtype)
-        elif name not in compiled:
+            found[name] = Bfloat16Weight(_numbers_of(each, stored, memory), dtype)
+        elif name not in found:
             weight = _lay_out(each, dtype)
             _check_finite(name, bool(weight.scales.isfinite().all()))
-            yield name, weight
+            found[name] = weight
+
+    def finish() -> None:
+        if layout is not None:
+            for name, is_finite in zip(compiled, layout.finish(), strict=True):
+                _check_finite(name, is_finite)
+
+    return found, finish
 
 
-def laid_out_bytes(matrices: Iterable[StoredMatrix]) -> int:
-    """The memory of those among the matrices that compiled code lays out: as much as in the file,
-    but aligned.
+def needed_bytes(entries: Mapping[str, TensorEntry], changed: Collection[str]) -> int:
+    """The memory of a model that keeps the types of its file, beside that of the file: of vectors,
+    matrices that compiled code lays out, and tensors that rules change.
     """
-    entries = (matrix.entry for matrix in matrices if matrix.entry.kind.name in KINDS)
-    return sum(entry.end - entry.start + 2 * ALIGNMENT for entry in entries)
+    sizes = []
+    for name, entry in entries.items():
+        if len(entry.shape) == 1:
+            sizes.append(4 * entry.shape[0])
+        elif entry.kind.name in KINDS or name in changed:
+            sizes.append(entry.end - entry.start)
+    return sum(sizes) + 2 * ALIGNMENT * len(sizes)
 
 
 def _numbers_of(rows: MovedRows, dtype: torch.dtype, memory: HugeMemory) -> Tensor:

@@ -20,7 +20,7 @@ from trifold.hub.tensors import (
     mapped_bytes,
     shapes_of,
 )
-from trifold.hub.transforms import Tensors, Transform
+from trifold.hub.transforms import SAME, Tensors, Transform
 
 
 class _Place(NamedTuple):
@@ -110,6 +110,12 @@ class TranslatedTensors:
         if problems:
             raise list_problems(f"{place}: the tensors do not fit the metadata", problems)
         self._shapes = shapes
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """The names in the file of the tensors that rules change."""
+        changed = [group.theirs for group in self._groups if group.transform is not SAME]
+        return frozenset(name for names in changed for name in names)
 
     def of(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """These tensors, by the names of the file, each made when it is read."""
