@@ -22,16 +22,19 @@ from trifold.data import DataSettings, Encoder, TokenCache, open_tokens
 
 
 class Sizes(NamedTuple):
-    """Bytes of the text, of one of its parts, and by which a process may grow."""
+    """Bytes of the text, of one of its parts, and by which a process may grow; and the seconds after
+    which the first process is killed at the latest, when it has not encoded half of the text.
+    """
 
     corpus: int
     part: int
     memory: int
+    killed: float
 
 
 # The first trial, which also finds the planted bugs, is small. A process grows by 24 MB with either.
-SMALL = Sizes(8 << 20, 1 << 20, 32 << 20)
-LARGE = Sizes(32 << 20, 4 << 20, 64 << 20)
+SMALL = Sizes(8 << 20, 1 << 20, 32 << 20, 0.15)
+LARGE = Sizes(32 << 20, 4 << 20, 64 << 20, 0.6)
 GLANCE = 4 << 20  # bytes read to open the cache: a few blocks of the text
 SOON = 2.0  # seconds
 WIDTH = 4096
@@ -54,7 +57,7 @@ def large_text_is_cached(box: Box) -> None:
         open_tokens(str(corpus), settings, BYTES, part_bytes=sizes.part, workers=2)
         return 0
 
-    forked(build, after=box.rng.uniform(0.05, 0.6), number=signal.SIGKILL, log=box.log)
+    forked(build, after=box.rng.uniform(0.05, sizes.killed), number=signal.SIGKILL, log=box.log)
     counted = _counting(build, box.folder)
     box.expect(
         forked(_both(counted, counted), log=box.log) == 0, "two processes: the cache was not built"

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -320,28 +321,48 @@ def forked(
 
 
 PLANTED = "TRIFOLD_FAULTS_PLANTED"  # the planted bug, for processes that are not forks
-PROGRAM = f"""
-import os, sys
+# Reads one line of JSON after the other: the words of a command, the bug, a file for messages.
+# Executes each command in a fork, and prints its exit code.
+SERVER = """
+import json, os, sys
 from trifold.cli import main
 from tests.faults import planted
-with planted(os.environ.get({PLANTED!r})):
-    sys.exit(main())
+from tests.faults.runs import forked
+
+def run(words, bug, log):
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    with planted(bug):
+        return main(words)
+
+for line in sys.stdin:
+    print(forked(lambda: run(*json.loads(line))), flush=True)
 """
 
 
-def start_process(words: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
-    """Start `trifold` with these arguments in a new process, which shares only the planted bug with
-    this one.
+@cache
+def _server(hash_seed: str) -> subprocess.Popen[str]:
+    """A process with this hash seed, which ends with this one. To start one for each command would
+    take ten times as long as the command.
     """
     paths = os.pathsep.join(path for path in sys.path if path)
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *words],
-            env=os.environ | {"PYTHONPATH": paths} | environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=output,
-        )
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=os.environ | {"PYTHONPATH": paths, "PYTHONHASHSEED": hash_seed},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def run_with_hash_seed(hash_seed: str, words: Sequence[str], log: Path) -> int:
+    """The exit code of `trifold` with these arguments in another process, which shares only the
+    planted bug with this one.
+    """
+    server = _server(hash_seed)
+    assert server.stdin is not None and server.stdout is not None
+    print(json.dumps([words, os.environ.get(PLANTED), str(log)]), file=server.stdin, flush=True)
+    return int(server.stdout.readline())
 
 
 def state_of(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from unittest import mock
 
 from tests.faults.groups import ranked
-from tests.faults.runs import CONFIGS, TINY, Box, forked, lines_of, start_process, state_of
+from tests.faults.runs import CONFIGS, TINY, Box, forked, lines_of, run_with_hash_seed, state_of
 
 from trifold import disk
 from trifold.objectives.translate import Translate
@@ -182,19 +182,19 @@ def sigusr1_saves(box: Box) -> None:
 
 
 def same_seed_same_run(box: Box) -> None:
-    """Two processes with one seed give the same bits, also as new processes with different hash
-    seeds, where Python iterates over sets in different orders."""
+    """Two processes with one seed give the same bits, also with different hash seeds, where Python
+    iterates over sets in different orders.
+    """
     changes, reference = box.config()
     box.finish(changes, reference)
     if changes:
         return
     words = ["train", "smoke", *(f"{key}={value}" for key, value in TINY.items())]
     seeds = ("1", "2") if box.number else ("1",)  # this process has another one
-    processes = [
-        start_process([*words, "--out", str(box.folder / seed)], box.log, PYTHONHASHSEED=seed)
+    codes = [
+        run_with_hash_seed(seed, [*words, "--out", str(box.folder / seed)], box.log)
         for seed in seeds
     ]
-    codes = [process.wait() for process in processes]
     box.expect(set(codes) == {0}, f"at the command line they ended with {codes}")
     for seed in seeds:
         ours = state_of(box.folder / seed)
