@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import lru_cache
 from inspect import unwrap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +101,36 @@ def _cheap_training_runs() -> Iterator[None]:
         patch.setattr(os, "fsync", lambda file: None)
         patch.setattr(model_card, "RESAMPLES", FEW_RESAMPLES)
         patch.setattr(comparison, "RESAMPLES", FEW_RESAMPLES)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_worker_compiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """While a worker compiles a function that Numba keeps on disk, another that needs it waits, and
+    then reads it. All of them together take a minute.
+    """
+    try:
+        from numba.core.caching import FunctionCache
+        from numba.core.compiler_lock import global_compiler_lock
+        from numba.core.dispatcher import Dispatcher
+    except ImportError:
+        yield
+        return
+    folder, compiled = tmp_path_factory.getbasetemp().parent, Dispatcher.compile
+
+    @lru_cache(None)
+    def lock(function: str) -> FileLock:
+        return FileLock(folder / f"{function}.lock", thread_local=False)
+
+    def compile_alone(self: Any, signature: Any) -> Any:
+        if not isinstance(self._cache, FunctionCache):
+            return compiled(self, signature)
+        name = f"{self.py_func.__module__}.{self.py_func.__qualname__}"
+        with global_compiler_lock, lock(re.sub(r"\W", "-", name)):
+            return compiled(self, signature)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Dispatcher, "compile", compile_alone)
         yield
 
 
