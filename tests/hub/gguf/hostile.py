@@ -21,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -211,13 +211,13 @@ def outcome(path: Path) -> str:
     return result
 
 
-def run() -> int:
-    """Parse the command line and open the files; 0 if none is faulty."""
+def run(words: Sequence[str] | None = None) -> int:
+    """Parse the words of the command line and open the files; 0 if none is faulty."""
     parser = argparse.ArgumentParser(prog="python -m tests.hub.gguf.hostile")
     parser.add_argument("--files", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="this file, with its traceback")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(words)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

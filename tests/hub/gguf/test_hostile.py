@@ -1,15 +1,16 @@
 """Damaged GGUF files: a sample of seeded mutations, and models that do not fit together."""
 
 import json
-import os
-import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.faults.runs import forked
+from tests.hub.gguf import hostile
 from tests.hub.gguf.writing import CASES
 
 from trifold.errors import CheckpointError, SettingsError, TrifoldError
@@ -20,14 +21,16 @@ FILES = 200  # `make faults` opens 10,000
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits its addresses")
-def test_a_sample_of_damaged_files_has_no_faults() -> None:
-    command = [sys.executable, "-m", "tests.hub.gguf.hostile", "--files", str(FILES)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        command, capture_output=True, encoding="utf-8", check=False, env=environment
-    )
-    assert done.stdout, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+def test_a_sample_of_damaged_files_has_no_faults(tmp_path: Path) -> None:
+    """In a fork, which a file may stop."""
+    out = tmp_path / "found.json"
+
+    def work() -> int:
+        with out.open("w", encoding="utf-8") as file, redirect_stdout(file):
+            return hostile.run(["--files", str(FILES)])
+
+    assert forked(work) == 0, out.read_text("utf-8")
+    found = json.loads(out.read_text("utf-8"))
     assert found["faults"] == []
     assert sum(found["counts"].values()) == FILES
     assert found["counts"].keys() == {"read", "refused"}
