@@ -15,6 +15,7 @@ from tests.train.runs import RecordingView
 from trifold.batches import plan_epoch
 from trifold.folders import UntrustedPath
 from trifold.hub import read_config
+from trifold.objectives import plans
 from trifold.objectives.plans import MOST_STEPS, NEW, WITH_PATH
 from trifold.objectives.sizes import positions_for
 from trifold.predict.answer import most_answer_tokens
@@ -226,11 +227,13 @@ def test_a_continued_run_keeps_what_was_counted(tmp_path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The settings of a run, and its folder."""
+    """The settings of a run, and its folder; without the fewest steps, so that it is short."""
     folder = tmp_path_factory.mktemp("whole")
-    settings = TINY | {"data.train": table(folder, texts(300, [3, 40]))}
-    train("classify", out=folder / "run", view=RecordingView(), **settings)
-    return settings, folder / "run"
+    settings = TINY | {"data.train": table(folder, texts(100, [3, 40]))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "WITH_PATH", WITH_PATH._replace(fewest_steps=1))
+        train("classify", out=folder / "run", view=RecordingView(), **settings)
+        yield settings, folder / "run"
 
 
 @pytest.mark.slow
@@ -254,6 +257,7 @@ def test_a_run_that_was_killed_before_it_counted_counts_when_it_continues(
         with pytest.raises(Killed):
             train("classify", out=folder, view=RecordingView(), **settings)
     assert json.loads((folder / "environment.json").read_text())["estimated"]
+    assert load_recipe(folder).train.steps != load_recipe(expected).train.steps
     if command == "run":
         train(folder, resume="auto", view=RecordingView())
     else:

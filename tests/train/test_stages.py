@@ -37,12 +37,13 @@ ROWS = {
 }
 
 
-@pytest.fixture
-def recipe(tmp_path):
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
     """The tiny recipe of a task on its rows, of which a sixth is held out."""
+    folder = tmp_path_factory.mktemp("rows")
 
     def recipe(kind="classify", **changes):
-        file = tmp_path / f"{kind}.jsonl"
+        file = folder / f"{kind}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[kind]), encoding="utf-8")
         data = {"data.train": str(file), "data.holdout": 6}
         return load_recipe(
@@ -101,10 +102,18 @@ def test_a_stage_of_another_task_has_its_own_settings_and_may_have_a_stage(recip
     assert (last.task, last.pretrain, last.start_from) == (outer.task, None, str(folder / "model"))
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(recipe, tmp_path_factory):
+    """A recipe with a first stage, and its run."""
+    both, folder = recipe(pretrain={"train": {"steps": 5}}), tmp_path_factory.mktemp("both")
+    train(both, out=folder, resume="auto", view=RecordingView())
+    return both, folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2])
-def test_an_interrupted_stage_continues_with_the_same_command(recipe, tmp_path, stage):
-    both = recipe(pretrain={"train": {"steps": 5}})
+def test_an_interrupted_stage_continues_with_the_same_command(uninterrupted, tmp_path, stage):
+    both, expected = uninterrupted
     at = {1: 3, 2: 2}[stage]
 
     class Interrupting(InterruptingView):
@@ -122,9 +131,8 @@ def test_an_interrupted_stage_continues_with_the_same_command(recipe, tmp_path, 
         f"pretraining in {tmp_path / 'a' / PRETRAINED}; repeat with --resume auto to continue"
         in view.lines
     )
-    train(both, out=tmp_path / "b", view=RecordingView())
     assert (tmp_path / "a/model/model.safetensors").read_bytes() == (
-        tmp_path / "b/model/model.safetensors"
+        expected / "model/model.safetensors"
     ).read_bytes()
 
 
