@@ -15,7 +15,7 @@ from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
-from trifold.hub import load_model, save_model
+from trifold.hub import fill, load_model, save_model
 from trifold.hub.families import FAMILIES
 from trifold.nn import Inputs, ModelConfig, Transformer
 
@@ -55,6 +55,7 @@ def test_all_parameters_are_in_memory_with_huge_pages(folder: Path, monkeypatch:
         return tensor
 
     monkeypatch.setattr(HugeMemory, "empty", recorded)
+    monkeypatch.setattr(fill, "MIN_FOR_HUGE_PAGES", 0)
     model, _ = load_model(folder)
     assert made == {parameter.data_ptr() for parameter in model.parameters()}
 

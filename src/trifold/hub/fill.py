@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ STRIP = 64  # columns of a transposed matrix that are copied together and fit in
 CHUNK = 2**21  # elements that a thread copies at a time
 MIN_FOR_THREADS = 2**24  # elements; smaller models are copied in one thread
 MIN_FOR_POOL = 2**16  # elements of a tensor for which threads are started
+MIN_FOR_HUGE_PAGES = 2**15  # elements; it takes longer to provide a huge page than to fill it
 
 
 @torch.no_grad()
@@ -48,7 +50,6 @@ def fill_model(
     stored: Stored | None = None,
     blocks: Mapping[str, QuantizedWeight] = NONE,
     ready: Mapping[str, Tensor] = NONE,
-    memory: HugeMemory | None = None,
 ) -> None:
     """Copy the tensors into the model's parameters and convert them to `dtype`, or at least float32
     for corrections of routers, whose differences are smaller than those of bfloat16.
@@ -57,14 +58,14 @@ def fill_model(
         of encoders in bfloat16 have factors (`fast.smoothing`).
     blocks: matrices that are not among the tensors, by name.
     ready: further tensors by name, which become parameters without a copy.
-    memory: for parameters on a CPU.
 
     Raises CheckpointError for a matrix that has no such form.
     """
-    _convert_buffers(model, dtype, device)
-    parameters = dict(model.named_parameters())
-    matrices = _quantizable(model)
     device = torch.device(device)
+    modules = all_modules(model)
+    _convert_buffers(modules, dtype, device)
+    parameters = dict(model.named_parameters())
+    matrices = _quantizable(modules)
     for name, weight in blocks.items():
         if weight.device != device:
             weight.to(device)
@@ -76,10 +77,10 @@ def fill_model(
         # Their factors depend on the states, so the model is filled first.
         for layer in layers_of_states(model):
             matrices.pop(layer.weight)
-    types = _wide_types(model, dtype)
+    types = _wide_types(modules, dtype)
     for name, tensor in ready.items():
         parameters.pop(name).data = tensor.to(device)
-    new = _allocator(device, memory)
+    new = _allocator(device)
     elements = sum(each.numel() for each in parameters.values() if each not in matrices)
     with _copying(device, elements) as copy:
         for name, tensor in tensors:
@@ -97,32 +98,36 @@ def fill_model(
         smooth(model)
 
 
-def _convert_buffers(model: Transformer, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Convert the buffers of a model and move them to a device."""
-    for module in all_modules(model):
+def _convert_buffers(
+    modules: Sequence[nn.Module], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Convert the buffers of modules and move them to a device."""
+    for module in modules:
         for buffer in module._buffers.values():
             if buffer is not None:
                 buffer.data = buffer.to(device=device, dtype=dtype)
 
 
-def _wide_types(model: Transformer, dtype: torch.dtype) -> dict[Tensor | None, torch.dtype]:
+def _wide_types(
+    modules: Sequence[nn.Module], dtype: torch.dtype
+) -> dict[Tensor | None, torch.dtype]:
     """The parameters that are not converted to a type below float32, with their type."""
     wide = torch.promote_types(dtype, torch.float32)
-    modules = all_modules(model)
     # Few classes have such parameters, and looking for what a class lacks takes long.
     names_of = {kind: getattr(kind, "wide_parameters", ()) for kind in set(map(type, modules))}
     return {getattr(module, name): wide for module in modules for name in names_of[type(module)]}
 
 
-def _allocator(
-    device: torch.device, memory: HugeMemory | None
-) -> Callable[[Sequence[int], torch.dtype], Tensor]:
-    """A function that makes uninitialized tensors of a shape and type on a device; those on a CPU
-    in this memory.
-    """
-    if device.type == "cpu":
-        return (memory or HugeMemory()).empty
-    return lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype, device=device)
+def _allocator(device: torch.device) -> Callable[[Sequence[int], torch.dtype], Tensor]:
+    """A function that makes uninitialized tensors of a shape and type on a device."""
+    memory = HugeMemory()
+
+    def new(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if device.type == "cpu" and prod(shape) >= MIN_FOR_HUGE_PAGES:
+            return memory.empty(shape, dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+
+    return new
 
 
 @contextmanager
@@ -188,7 +193,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
 def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
     """The matrices that can be stored in few bits, by the names of their parameters."""
-    matrices = _quantizable(model)
+    matrices = _quantizable(all_modules(model))
     return {name: each for name, each in model.named_parameters() if each in matrices}
 
 
@@ -228,10 +233,10 @@ def _replace(modules: Sequence[nn.Module], weight: QuantizedWeight) -> None:
         module.weight = weight
 
 
-def _quantizable(model: Transformer) -> dict[nn.Parameter, list[nn.Module]]:
+def _quantizable(modules: Sequence[nn.Module]) -> dict[nn.Parameter, list[nn.Module]]:
     """The matrices that can be stored in few bits, each with the modules that share it."""
     modules_of: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in all_modules(model):
+    for module in modules:
         if isinstance(module, QUANTIZABLE):
             modules_of.setdefault(module.weight, []).append(module)
     return modules_of

@@ -222,7 +222,7 @@ def load_model(
     ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}
     if torch.device(device).type != "cpu":
         finish()  # before they are copied
-    fill_model(model, others, dtype, device, stored, blocks, ready, memory)
+    fill_model(model, others, dtype, device, stored, blocks, ready)
     model.family = family.model_type
     model.unused = {name: tensor.clone() for name, tensor in rules.unused(table, weights).items()}
     for module in all_modules(model):

@@ -112,7 +112,7 @@ def moved_matrices(
     in_order = list(stored.values())
     starts = [matrix.first for matrix in in_order]
     # Most rules move nothing: their results are parts of this table, which has no values.
-    table = torch.empty(in_order[-1].first + in_order[-1].rows, COLUMNS)
+    table = torch.empty(in_order[-1].first + in_order[-1].rows, COLUMNS, dtype=torch.int8)
 
     def move_all(make: Callable[[StoredMatrix], Tensor]) -> Mapping[str, Tensor]:
         return move(TransformedTensors(stored, lambda name, matrix: make(matrix)))
@@ -215,15 +215,14 @@ def lay_out(
 
 
 def needed_bytes(entries: Mapping[str, TensorEntry], changed: Collection[str]) -> int:
-    """The memory of a model that keeps the types of its file, beside that of the file: of vectors,
-    matrices that compiled code lays out, and tensors that rules change.
+    """The memory of a model that keeps the types of its file, beside that of the file: of matrices
+    that compiled code lays out, and of tensors that rules change.
     """
-    sizes = []
-    for name, entry in entries.items():
-        if len(entry.shape) == 1:
-            sizes.append(4 * entry.shape[0])
-        elif entry.kind.name in KINDS or name in changed:
-            sizes.append(entry.end - entry.start)
+    sizes = [
+        entry.end - entry.start
+        for name, entry in entries.items()
+        if entry.kind.name in KINDS or name in changed
+    ]
     return sum(sizes) + 2 * ALIGNMENT * len(sizes)
 
 

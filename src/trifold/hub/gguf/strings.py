@@ -23,8 +23,8 @@ _CHUNK = 2**16  # bytes that are searched at a time: they stay in a cache
 class FileStrings:
     """Strings of 1 to 255 bytes without NUL.
 
-    content: the strings, each after its length. sizes: (N,) their bytes. not_text: makes the error
-    of strings that are not UTF-8.
+    content: the strings, each after its length. sizes: (N,) uint8, their bytes. not_text: makes the
+    error of strings that are not UTF-8.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class FileStrings:
     @cached_property
     def _lengths(self) -> Array:
         """The position of each length, from that of the first."""
-        ends = np.cumsum(self._sizes + LENGTH)
-        starts: Array = ends - (self._sizes + LENGTH)
-        return starts
+        starts: Array = np.zeros(len(self._sizes) + 1, np.int64)
+        np.cumsum(self._sizes + np.uint16(LENGTH), out=starts[1:])
+        return starts[:-1]
 
     @property
     def size(self) -> int:
@@ -81,31 +81,32 @@ def find_strings(
     Then seven zeros follow the first byte of each length, and there are no others.
     """
     window = np.frombuffer(memory, np.uint8, offset=first)
-    lengths = _places_before_zeros(window, count)
-    if len(lengths) < count or lengths[0] != 0:
-        return None
-    sizes = window[lengths].astype(np.int64)
-    ends = lengths + LENGTH + sizes
-    end = int(ends[-1])
-    if (ends[:-1] != lengths[1:]).any() or end > len(window):
+    sizes: list[Array] = []
+    found = end = 0
+    for start in range(0, len(window), _CHUNK):
+        places = start + _places_before_zeros(window[start : start + _CHUNK + _ZEROS])
+        places = places[: count - found]
+        own = window[places]
+        following = places + LENGTH + own
+        if len(places) == 0 or places[0] != end or (following[:-1] != places[1:]).any():
+            return None
+        sizes.append(own)
+        found += len(places)
+        end = int(following[-1])
+        if found == count:
+            break
+    if found < count or end > len(window):
         return None
     if np.count_nonzero(window[:end]) != end - _ZEROS * count:
         return None
-    return FileStrings(memory[first : first + end], sizes, not_text)
+    return FileStrings(memory[first : first + end], np.concatenate(sizes), not_text)
 
 
-def _places_before_zeros(window: Array, count: int) -> Array:
-    """The first places, at most so many, of bytes other than 0 before seven zeros."""
-    found: list[Array] = []
-    total = 0
-    for start in range(0, len(window), _CHUNK):
-        zeros = window[start : start + _CHUNK + _ZEROS] == 0
-        pairs = zeros[:-1] & zeros[1:]
-        fours = pairs[:-2] & pairs[2:]
-        sevens = fours[:-3] & fours[3:]
-        places = np.flatnonzero(sevens[1:] & ~zeros[:-_ZEROS])
-        found.append(places + start)
-        total += len(places)
-        if total >= count:
-            break
-    return np.concatenate(found)[:count] if found else np.zeros(0, np.int64)
+def _places_before_zeros(window: Array) -> Array:
+    """Where bytes other than 0 are before seven zeros."""
+    zeros = window == 0
+    pairs = zeros[:-1] & zeros[1:]
+    fours = pairs[:-2] & pairs[2:]
+    sevens = fours[:-3] & fours[3:]
+    places: Array = np.flatnonzero(sevens[1:] & ~zeros[:-_ZEROS])
+    return places
