@@ -23,12 +23,12 @@ from trifold.fast.instruction import (
     BLOCK_KINDS,
     BLOCK_LAYOUT,
     INSTRUCTION,
+    BlockKind,
 )
 from trifold.fast.thread_pool import (
     Array,
     Execution,
     divide_into_tasks,
-    set_fields,
     thread_count,
 )
 
@@ -56,8 +56,8 @@ class FileRows(NamedTuple):
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K) of the values."""
-        dtype = KINDS[self.kind]
-        size = 2 * _numbers(dtype) + 4 * BLOCK_KINDS[dtype].bits
+        kind = _kind(self)
+        size = 2 * _numbers(kind) + 4 * kind.bits
         rows = len(self.table) if self.order is None else len(self.order)
         return rows, self.table.shape[1] // size * BLOCK
 
@@ -78,15 +78,20 @@ class Layout:
     """
 
     def __init__(self, sources: Sequence[FileRows], dtype: torch.dtype, memory: HugeMemory) -> None:
-        self.weights = _allocate(sources, dtype, memory)
+        blocks = [_reserve(source, memory) for source in sources]
         self._sources = sources
         self._memory = memory
         self._infinite = torch.zeros(len(sources), dtype=torch.int32)
         self._helpers = max(1, thread_count() - 1)  # one core is that of the other thread
-        self._execution = Execution(self._program(), self._helpers + 1)
+        program = _program(sources, blocks, self._infinite)
+        self._execution = Execution(program, self._helpers + 1)
         # Not a daemon: the process does not end while it writes.
         self._thread = Thread(target=self._run, args=(1,), name="layout")
         self._thread.start()
+        self.weights = [
+            BlockWeight(*each, source.shape, dtype, has_levels=_kind(source).has_levels)
+            for source, each in zip(sources, blocks, strict=True)
+        ]
 
     def finish(self) -> list[bool]:
         """Help that thread; returns, when all is done, whether all scales of each weight are
@@ -100,51 +105,56 @@ class Layout:
         self._memory.stop_providing()
         self._execution.run(threads)
 
-    def _program(self) -> Array:
-        """An instruction for each weight."""
-        program = np.zeros(len(self.weights), INSTRUCTION)
-        program["opcode"] = BLOCK_LAYOUT
-        for number, (source, weight) in enumerate(zip(self._sources, self.weights, strict=True)):
-            set_fields(
-                program,
-                number,
-                dtype=KINDS[source.kind],
-                units=len(weight.values),
-                inputs=weight.shape[1],
-                outputs=weight.shape[0],
-                x=source.table,
-                row_stride=source.table.shape[1],
-                weight=source.order,
-                out=weight.values,
-                scales=weight.scales,
-                bias=self._infinite[number],
-            )
-        divide_into_tasks(program)
-        return program
+
+class _Blocks(NamedTuple):
+    """The memory of a `BlockWeight`."""
+
+    values: Tensor
+    scales: Tensor
 
 
-def _numbers(dtype: int) -> int:
+def _reserve(source: FileRows, memory: HugeMemory) -> _Blocks:
+    """Memory for the matrix of these rows."""
+    rows, inputs = source.shape
+    kind = _kind(source)
+    panels = -(-rows // PANEL)
+    blocks = inputs // BLOCK
+    # One piece of memory, which takes less time than two.
+    sizes = [panels * blocks * PANEL * size for size in (4 * kind.bits, 2 * _numbers(kind))]
+    codes, numbers = memory.reserve((sum(sizes),), torch.uint8).split(sizes)
+    values = codes.view(panels, blocks, kind.bits, PANEL, 4)
+    scales = numbers.view(torch.float16).view(panels, blocks, _numbers(kind), PANEL)
+    return _Blocks(values, scales)
+
+
+def _program(sources: Sequence[FileRows], blocks: Sequence[_Blocks], infinite: Tensor) -> Array:
+    """An instruction for each matrix. infinite: becomes 1 where a scale is not finite."""
+    shapes = [source.shape for source in sources]
+    orders = [source.order for source in sources]
+    fields = {
+        "dtype": [KINDS[source.kind] for source in sources],
+        "units": [each.values.shape[0] for each in blocks],
+        "inputs": [inputs for _, inputs in shapes],
+        "outputs": [rows for rows, _ in shapes],
+        "x": [source.table.data_ptr() for source in sources],
+        "row_stride": [source.table.shape[1] for source in sources],
+        "weight": [0 if order is None else order.data_ptr() for order in orders],
+        "out": [each.values.data_ptr() for each in blocks],
+        "scales": [each.scales.data_ptr() for each in blocks],
+        "bias": [each.data_ptr() for each in infinite.unbind()],
+    }
+    program = np.zeros(len(sources), INSTRUCTION)
+    program["opcode"] = BLOCK_LAYOUT
+    for name, values in fields.items():
+        program[name] = values
+    divide_into_tasks(program)
+    return program
+
+
+def _kind(source: FileRows) -> BlockKind:
+    return BLOCK_KINDS[KINDS[source.kind]]
+
+
+def _numbers(kind: BlockKind) -> int:
     """The numbers of a block beside its codes: its scale, and the offset if it has one."""
-    return 2 if BLOCK_KINDS[dtype].has_offsets else 1
-
-
-def _allocate(
-    sources: Sequence[FileRows], dtype: torch.dtype, memory: HugeMemory
-) -> list[BlockWeight]:
-    """Memory for the matrices."""
-    weights = []
-    for source in sources:
-        rows, inputs = source.shape
-        kind = KINDS[source.kind]
-        panels = -(-rows // PANEL)
-        blocks = inputs // BLOCK
-        bits = BLOCK_KINDS[kind].bits
-        # One piece of memory, which takes less time than two.
-        sizes = [panels * blocks * PANEL * size for size in (4 * bits, 2 * _numbers(kind))]
-        codes, numbers = memory.reserve((sum(sizes),), torch.uint8).split(sizes)
-        values = codes.view(panels, blocks, bits, PANEL, 4)
-        scales = numbers.view(torch.float16).view(panels, blocks, _numbers(kind), PANEL)
-        shape = (rows, inputs)
-        has_levels = BLOCK_KINDS[kind].has_levels
-        weights.append(BlockWeight(values, scales, shape, dtype, has_levels=has_levels))
-    return weights
+    return 2 if kind.has_offsets else 1
