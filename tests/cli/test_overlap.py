@@ -81,6 +81,7 @@ def test_a_part_alone_is_computed_by_the_caller_unless_parts_came_before_it():
 
 
 def test_threads_end_when_the_results_are_left():
+    earlier = set(threading.enumerate())  # a pool of the process is kept
     started = threading.Event()
     stopped = []
 
@@ -100,7 +101,8 @@ def test_threads_end_when_the_results_are_left():
     assert started.wait(5)
     results.close()
     assert 1 <= len(stopped) <= 2
-    assert not [each for each in threading.enumerate() if each.name.startswith("worker")]
+    later = set(threading.enumerate()) - earlier
+    assert not [each for each in later if each.name.startswith("worker")]
 
 
 def test_parts_wait_for_the_workers_and_old_objects_are_not_collected(monkeypatch):
