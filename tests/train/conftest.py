@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.train.runs import (
+    TINY,
     InterruptingView,
     RecordingView,
     assert_equal_runs,
@@ -33,6 +34,14 @@ def run(tmp_path: Path) -> Callable[..., Outcome]:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny recipe, trained without changes, which tests must not change."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train("smoke", out=folder, **TINY)
+    return folder
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ result.
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -168,10 +170,8 @@ def test_resuming_a_finished_run_changes_nothing(run, tmp_path):
     assert (again.steps, again.scores, again.stopped_by) == (first.steps, first.scores, "steps")
 
 
-def test_resume_auto_starts_a_new_run_in_an_empty_place(run, tmp_path):
-    run("one", resume="auto")
-    run("two")
-    assert_equal_runs(tmp_path / "one", tmp_path / "two")
+def test_resume_auto_starts_a_new_run_in_an_empty_place(run, finished_run):
+    assert_equal_runs(run(resume="auto").folder, finished_run)
 
 
 def test_resume_continues_a_run_with_its_recipe(run, tmp_path):
@@ -211,9 +211,10 @@ def test_wrong_argument_is_an_error_that_names_it(tmp_path, monkeypatch, argumen
 # --- damage ---------------------------------------------------------------------------------------
 
 
-def test_damaged_checkpoint_is_replaced_by_an_earlier_one_with_a_warning(run, tmp_path, recorder):
-    run("whole")
-    run()
+def test_damaged_checkpoint_is_replaced_by_an_earlier_one_with_a_warning(
+    run, finished_run, tmp_path, recorder
+):
+    shutil.copytree(finished_run, tmp_path / "run")
     newest = (
         checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")[-1] / "weights.safetensors"
     )
@@ -223,7 +224,7 @@ def test_damaged_checkpoint_is_replaced_by_an_earlier_one_with_a_warning(run, tm
     run(resume="auto", view=recorder)
     (warning,) = (line for line in recorder.lines if line.startswith("warning:"))
     assert "step-00000012/weights.safetensors: damaged" in warning
-    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "run", finished_run)
     sessions = read_json(named(tmp_path / "run" / "environment.json"))["sessions"]
     assert [session["from_step"] for session in sessions] == [0, 9]
     assert "weights.safetensors" in sessions[1]["rejected"][0]
@@ -238,13 +239,12 @@ def test_run_without_an_intact_checkpoint_is_an_error(run, tmp_path):
         run(resume="auto")
 
 
-def test_damaged_lines_of_metrics_are_written_again(run, tmp_path):
-    run("whole")
+def test_damaged_lines_of_metrics_are_written_again(run, finished_run, tmp_path):
     run(view=InterruptingView(7))
     with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
         file.write(b'\0\0\0\n{"step": 8, "trai')
     run(resume="auto")
-    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "run", finished_run)
 
 
 # --- determinism ----------------------------------------------------------------------------------

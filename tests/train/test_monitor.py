@@ -259,15 +259,14 @@ def test_logged_loss_is_the_mean_since_the_last_line_also_across_an_interruption
 
 
 @pytest.mark.slow
-def test_tensorboard_has_the_values_of_metrics_jsonl(run):
+def test_tensorboard_has_the_values_of_metrics_jsonl(finished_run):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = run().folder
-    events = EventAccumulator(str(folder / "tensorboard"))
+    events = EventAccumulator(str(finished_run / "tensorboard"))
     events.Reload()
     for name in ("train/loss", "valid/loss", "valid/bleu"):
-        shown, logged = events.Scalars(name), values_of(folder, name)
+        shown, logged = events.Scalars(name), values_of(finished_run, name)
         assert [event.step for event in shown] == [step for step, _ in logged]
         assert [event.value for event in shown] == pytest.approx(
             [value for _, value in logged], rel=1e-6

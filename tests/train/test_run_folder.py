@@ -25,22 +25,21 @@ from trifold.train.trainer import Trainer
 pytestmark = pytest.mark.slow
 
 
-def test_run_folder_contains_what_the_design_lists(run):
-    folder = run().folder
+def test_run_folder_contains_what_the_design_lists(finished_run):
     for name in ("recipe.yaml", "environment.json", "metrics.jsonl", "model/config.json", "model/model.safetensors",
                  "model/tokenizer.json", "model/generation_config.json", "samples/step-00000006.tsv",
                  "samples/step-00000012.tsv", "checkpoints/step-00000012/manifest.json"):  # fmt: skip
-        assert (folder / name).is_file(), name
+        assert (finished_run / name).is_file(), name
     unwanted = {".partial", ".tmp", ".pt", ".bin", ".pkl"}
-    assert [path for path in folder.rglob("*") if path.suffix in unwanted] == []
+    assert [path for path in finished_run.rglob("*") if path.suffix in unwanted] == []
 
 
-def test_recipe_in_the_folder_is_complete(run):
-    assert load_recipe(run().folder / "recipe.yaml") == load_recipe("smoke", TINY)
+def test_recipe_in_the_folder_is_complete(finished_run):
+    assert load_recipe(finished_run / "recipe.yaml") == load_recipe("smoke", TINY)
 
 
-def test_environment_describes_machine_versions_and_sessions(run):
-    found = read_json(named(run().folder / "environment.json"))
+def test_environment_describes_machine_versions_and_sessions(finished_run):
+    found = read_json(named(finished_run / "environment.json"))
     (session,) = found.pop("sessions")
     assert (session["from_step"], session["rejected"]) == (0, [])
     assert found == environment(Machine(torch.device("cpu"), torch.float32, workers=1))
@@ -58,8 +57,8 @@ def test_truncation_removes_later_and_partial_lines(tmp_path):
     assert folder.metrics.read_text("utf-8") == '{"step": 1}\n{"step": 2}\n'
 
 
-def test_samples_have_source_reference_and_output_and_scores_their_signatures(run):
-    samples = run().folder / "samples"
+def test_samples_have_source_reference_and_output_and_scores_their_signatures(finished_run):
+    samples = finished_run / "samples"
     rows = [
         line.split("\t") for line in (samples / "step-00000012.tsv").read_text("utf-8").splitlines()
     ]
@@ -252,8 +251,7 @@ def test_file_system_without_locks_is_reported(run, recorder, monkeypatch, error
 # --- errors of disk and memory --------------------------------------------------------------------
 
 
-def test_run_continues_after_a_full_disk_while_saving(run, tmp_path, monkeypatch):
-    run("whole")
+def test_run_continues_after_a_full_disk_while_saving(run, finished_run, tmp_path, monkeypatch):
     write, writes = disk.write, []
 
     def full(path, pieces):
@@ -269,7 +267,7 @@ def test_run_continues_after_a_full_disk_while_saving(run, tmp_path, monkeypatch
         with pytest.raises(CheckpointError, match=message):
             run()
     run(resume="auto")
-    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "run", finished_run)
 
 
 def test_full_disk_while_logging_is_an_error_with_a_remedy(run, monkeypatch):
@@ -326,9 +324,8 @@ def test_disk_error_names_the_file_and_the_remedy(run, fail_in_step_5, number, p
     ids=["GPU", "CPU", "driver", "Python"],
 )
 def test_out_of_memory_error_names_settings_and_the_run_can_be_continued(
-    run, fail_in_step_5, monkeypatch, tmp_path, error
+    run, finished_run, fail_in_step_5, monkeypatch, tmp_path, error
 ):
-    run("whole")
     fail_in_step_5(error)
     with pytest.raises(
         TrifoldError, match=r"out of memory \(.+\).*resume=\"auto\".*train.recompute=blocks"
@@ -336,7 +333,7 @@ def test_out_of_memory_error_names_settings_and_the_run_can_be_continued(
         run()
     monkeypatch.undo()
     run(resume="auto", train__recompute="blocks")
-    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+    assert_equal_runs(tmp_path / "run", finished_run)
 
 
 def test_other_errors_are_not_explained(run, fail_in_step_5):
