@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,19 +17,6 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.pipeline import Pipeline
 from trifold.text import TokenizerSettings, train_tokenizer
 from trifold.text.chat import render
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _cheap_reference() -> Iterator[None]:
-    """The reference describes each config that it reads for a log that is off, and compiles thousands
-    of patterns for the names of tensors again and again: a tenth of the time of a comparison.
-    """
-    from transformers import PreTrainedConfig
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PreTrainedConfig, "__repr__", object.__repr__)
-        patch.setattr(re, "_MAXCACHE", 10_000)
-        yield
 
 
 @pytest.fixture

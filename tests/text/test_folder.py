@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,23 +42,6 @@ def reference(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-Published = Callable[[str], tuple[Path, Any]]
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """By layout: a folder, which tests must not change, and the tokenizer of the reference, which
-    takes longest.
-    """
-
-    @cache
-    def made(name: str) -> tuple[Path, Any]:
-        folder = OLD[name](tmp_path_factory.mktemp("published") / "model")
-        return folder, reference(folder)
-
-    return made
-
-
 def check(ours: Tokenizer, theirs: Any, texts: list[str]) -> None:
     """Compare ids, text and roles with the reference."""
     plain = theirs(texts, add_special_tokens=False)["input_ids"]
@@ -78,16 +59,17 @@ def check(ours: Tokenizer, theirs: Any, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_old_layouts_equal_the_reference(name: str, published: Published) -> None:
-    folder, theirs = published(name)
-    check(read_tokenizer(folder), theirs, lines()[::4])
+def test_old_layouts_equal_the_reference(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path / "model")
+    check(read_tokenizer(folder), reference(folder), lines()[::4])
 
 
 @pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])
-def test_new_layouts_equal_the_reference(name: str, published: Published, tmp_path: Path) -> None:
+def test_new_layouts_equal_the_reference(name: str, tmp_path: Path) -> None:
     """A folder saved by the reference, and one with both layouts, like most on the hub."""
-    folder, theirs = published(name)
-    old, new = shutil.copytree(folder, tmp_path / "old"), tmp_path / "new"
+    old = OLD[name](tmp_path / "old")
+    theirs = reference(old)
+    new = tmp_path / "new"
     theirs.save_pretrained(new)
     shutil.copy(old / "config.json", new)
     some = lines()[1::12]
@@ -126,12 +108,10 @@ def test_published_patterns_equal_the_reference(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])
-def test_training_reads_pairs_like_the_reference(
-    name: str, published: Published, tmp_path: Path
-) -> None:
+def test_training_reads_pairs_like_the_reference(name: str, tmp_path: Path) -> None:
     """Ids and token types of pairs, in training and after the tokenizer is saved with a run."""
-    folder, theirs = published(name)
-    ours = make_tokenizer([], TokenizerSettings(file=str(folder)))
+    folder = OLD[name](tmp_path / "model")
+    ours, theirs = make_tokenizer([], TokenizerSettings(file=str(folder))), reference(folder)
     (tmp_path / "run").mkdir()
     ours.save(tmp_path / "run")
     some = lines()[:4]
@@ -148,16 +128,13 @@ def test_training_reads_pairs_like_the_reference(
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_saved_tokenizers_are_read_equally_by_the_reference(
-    name: str, published: Published, tmp_path: Path
-) -> None:
-    folder, _ = published(name)
-    ours = read_tokenizer(folder)
+def test_saved_tokenizers_are_read_equally_by_the_reference(name: str, tmp_path: Path) -> None:
+    ours = read_tokenizer(OLD[name](tmp_path / "model"))
     saved = tmp_path / "saved"
     saved.mkdir()
     ours.save(saved)
     if name in SLOW:
-        shutil.copy(folder / "config.json", saved)
+        shutil.copy(tmp_path / "model" / "config.json", saved)
     some = lines()[1::18]
     again = read_tokenizer(saved)
     assert again.encode(some) == ours.encode(some)
@@ -170,9 +147,9 @@ def test_saved_tokenizers_are_read_equally_by_the_reference(
 
 
 @pytest.mark.parametrize("name", [name for name in OLD if name not in SLOW])
-def test_pairs_types_offsets_and_truncation(name: str, published: Published) -> None:
-    folder, theirs = published(name)
-    ours = read_tokenizer(folder)
+def test_pairs_types_offsets_and_truncation(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path / "model")
+    ours, theirs = read_tokenizer(folder), reference(folder)
     first, second = lines()[:60], lines()[400:460]
     for limit in (None, 16, 9):
         options = {"truncation": "longest_first", "max_length": limit} if limit else {}
@@ -194,9 +171,9 @@ def test_pairs_types_offsets_and_truncation(name: str, published: Published) -> 
 
 @pytest.mark.parametrize("name", OLD)
 def test_rows_without_positions_have_the_same_ids_types_and_counts(
-    name: str, published: Published
+    name: str, tmp_path: Path
 ) -> None:
-    ours = read_tokenizer(published(name)[0])
+    ours = read_tokenizer(OLD[name](tmp_path / "model"))
     texts = [*lines()[:6], "", f"the {' '.join(ours.special_names)} fox"]
     second = [*lines()[40:44], "", *lines()[44:47]]
     for pairs, limit, special in product((None, second), (None, 7), (False, True)):
@@ -213,9 +190,9 @@ def test_rows_without_positions_have_the_same_ids_types_and_counts(
 
 
 @pytest.mark.parametrize("name", ["bert uncased", "roberta", "albert"])
-def test_windows_of_a_long_second_text_overlap(name: str, published: Published) -> None:
-    folder, theirs = published(name)
-    ours = read_tokenizer(folder)
+def test_windows_of_a_long_second_text_overlap(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path / "model")
+    ours, theirs = read_tokenizer(folder), reference(folder)
     question, long = "the quick brown fox", " ".join(lines()[:8])
     for limit, stride in ((24, 5), (40, 0), (10_000, 5)):
         rows = ours.windows(question, long, max_length=limit, stride=stride)
@@ -256,9 +233,9 @@ def test_only_the_chosen_text_is_truncated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["bert uncased", "roberta", "gptj added", "t5", "xlm-roberta", "camembert", "llama"]
 )
-def test_special_tokens_in_a_text_stay_text_by_default(name: str, published: Published) -> None:
-    folder, theirs = published(name)
-    ours = read_tokenizer(folder)
+def test_special_tokens_in_a_text_stay_text_by_default(name: str, tmp_path: Path) -> None:
+    folder = OLD[name](tmp_path)
+    ours, theirs = read_tokenizer(folder), reference(folder)
     special = {
         getattr(ours, f"{role}_id") for role in ("bos", "eos", "pad", "cls", "sep", "mask")
     } - {None}
@@ -278,11 +255,10 @@ def test_special_tokens_in_a_text_stay_text_by_default(name: str, published: Pub
     ["bert uncased", "roberta", "bart", "gpt2", "qwen", "t5", "xlnet", "llama", "nllb", "m2m"],
 )
 def test_special_tokens_in_a_text_are_parsed_where_the_reference_does(
-    name: str, published: Published, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    made, theirs = published(name)
-    folder = shutil.copytree(made, tmp_path / "model")
-    ours = read_tokenizer(folder)
+    folder = OLD[name](tmp_path)
+    ours, theirs = read_tokenizer(folder), reference(folder)
     assert ours.parses_special
     written = [*ours.names.values(), "<extra_id_0>", "<extra_id_7>"]
     texts = [f"the {token} fox{token} the {token}" for token in written]
