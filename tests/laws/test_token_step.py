@@ -15,7 +15,7 @@ from trifold.nn import Inputs, Transformer
 from trifold.nn.ops import PLAIN
 
 pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
-PROMPT, LENGTH = 5, 30  # longer than the memory of a growing cache at first
+PROMPT, LENGTH = 5, 20  # longer than the memory of a growing cache at first
 
 
 def logits_of(model: Transformer, next_logits: object, tokens: Tensor) -> tuple[Tensor, bool]:

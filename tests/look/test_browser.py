@@ -54,6 +54,17 @@ VIEWS = {
 }
 
 
+def short_translator():
+    """`new_translator` with short outputs, of which a page is an eighth as large."""
+    own = new_translator()
+    return Pipeline(own.model, own.reader, own.writer, generation={"max_new_tokens": 6})
+
+
+@pytest.fixture
+def pipeline():
+    return short_translator()
+
+
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as running:
@@ -66,7 +77,7 @@ def browser():
 def written(tmp_path_factory):
     """The address of a page about TEXT, without a server; tests share it."""
     folder = tmp_path_factory.mktemp("page")
-    return write_page(Session(new_translator()), TEXT, None, folder / "page.html").as_uri()
+    return write_page(Session(short_translator()), TEXT, None, folder / "page.html").as_uri()
 
 
 @pytest.fixture(scope="module")

@@ -500,12 +500,13 @@ def _keep_chosen(memory: Any, chosen: Any, first: int) -> None:
     """Move the rows `chosen` of memory.entering, counted from `first`, to its beginning."""
     for number in range(chosen.shape[0]):
         row = chosen[number] - first
-        memory.entering[number, :] = memory.entering[row, :]
+        for column in range(memory.entering.shape[1]):
+            memory.entering[number, column] = memory.entering[row, column]
         memory.scales[number] = memory.scales[row]
         memory.zeros[number] = memory.zeros[row]
 
 
-@function
+@inline
 def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memory: Any) -> None:
     """memory.sums = x + attention of the rows of text that start at starts[:-1], of a chunk; or
     only of those that are chosen.
@@ -536,7 +537,7 @@ def _attention(x: Any, starts: Any, chosen: Any, block: Any, options: Any, memor
     multiply_add_to(memory.entering, count, block.out, whole, memory, memory.sums, 0)
 
 
-@function
+@inline
 def _feed_forward(sums: Any, block: Any, options: Any, memory: Any, out: Any) -> None:
     """The feed-forward network with its residual connection: sums (n, E) fp32, changed -> out
     (n, E). With norms after the layers, also the norm before it.
@@ -567,7 +568,7 @@ def _feed_forward(sums: Any, block: Any, options: Any, memory: Any, out: Any) ->
             store(out, place(out, row, j), load_float(x + 4 * j))
 
 
-@function
+@inline
 def _run_block(
     x: Any, starts: Any, chosen: Any, block: Any, options: Any, memory: Any, out: Any
 ) -> None:
@@ -630,7 +631,7 @@ def _block_of(addresses: Any, width: int, itemsize: int, tiles: Any) -> Any:
     )
 
 
-@function
+@inline
 def _run_layers(
     x: Any,
     starts: Any,
@@ -646,13 +647,14 @@ def _run_layers(
     none = chosen[:0]
     for layer in range(n_layers):
         block = _block_of(layers[layer], x.shape[1], memory.inner.itemsize, tiles)
+        is_last = layer + 1 == n_layers
         read = x if layer == 0 else states
-        if layer + 1 < n_layers:
-            _run_block(read, starts, none, block, options, memory, states)
-        else:
-            _run_block(read, starts, chosen, block, options, memory, out)
+        written = out if is_last else states
+        _run_block(read, starts, chosen if is_last else none, block, options, memory, written)
     if chosen.shape[0] == 0:
-        out[starts[starts.shape[0] - 1] :, :] = 0
+        for row in range(starts[starts.shape[0] - 1], out.shape[0]):
+            for column in range(out.shape[1]):
+                out[row, column] = 0
 
 
 # --- compilation ----------------------------------------------------------------------------------

@@ -43,26 +43,30 @@ outputs_per_block_task = subroutine(ins.outputs_per_block_task)
 blocks_of = subroutine(plain_blocks_of)
 
 
-def _by_kind(new: Callable[[ins.BlockKind], Any], number: int = 0) -> Any:
-    """A function of the number of a kind of blocks, from `number` on, and of what follows: it calls
-    the one that `new` makes for that kind.
+def _by_kind(new: Callable[[ins.BlockKind], Any]) -> Any:
+    """A function of the number of a kind of blocks and of what follows: it calls the one that `new`
+    makes for that kind.
     """
-    own = new(ins.BLOCK_KINDS[number])
-    if number == len(ins.BLOCK_KINDS) - 1:
-
-        @subroutine
-        def call_last(kind: Any, *arguments: Any) -> None:
-            own(*arguments)
-
-        return call_last
-    others = _by_kind(new, number + 1)
+    # Without a loop over a list: Numba compiles names, and a call in a call for each kind takes
+    # seconds to compile.
+    call_0, call_1, call_2, call_3, call_4, call_5, call_6 = map(new, ins.BLOCK_KINDS)
 
     @subroutine
     def call(kind: Any, *arguments: Any) -> None:
-        if kind == number:
-            own(*arguments)
+        if kind == 0:
+            call_0(*arguments)
+        elif kind == 1:
+            call_1(*arguments)
+        elif kind == 2:
+            call_2(*arguments)
+        elif kind == 3:
+            call_3(*arguments)
+        elif kind == 4:
+            call_4(*arguments)
+        elif kind == 5:
+            call_5(*arguments)
         else:
-            others(kind, *arguments)
+            call_6(*arguments)
 
     return call
 

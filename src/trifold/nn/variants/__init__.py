@@ -6,6 +6,7 @@ lines here leaves a package that works; a new variant is a file and a line in th
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Self, get_args
 
 from pydantic import Field, model_validator
@@ -104,6 +105,13 @@ for _variant in VARIANTS:
         register(_part)
 
 
+@cache
+def _optional_groups(config: type[CoreConfig]) -> frozenset[str]:
+    """The names of the fields that hold the settings of a variant, or None."""
+    fields = config.model_fields.items()
+    return frozenset(name for name, field in fields if _is_optional_group(field))
+
+
 def _is_optional_group(field: FieldInfo) -> bool:
     """Whether a field holds the settings of a variant, or None."""
     kinds = get_args(field.annotation)
@@ -144,7 +152,7 @@ class ModelConfig(CoreConfig):
         if not isinstance(values, dict):
             return values
         switches: dict[bool, dict[str, Any] | None] = {True: {}, False: None}
-        groups = {name for name, field in cls.model_fields.items() if _is_optional_group(field)}
+        groups = _optional_groups(cls)
         return {
             name: switches[value] if name in groups and isinstance(value, bool) else value
             for name, value in values.items()
