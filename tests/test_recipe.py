@@ -159,6 +159,93 @@ def test_the_emitter_in_c_writes_what_the_one_in_python_does(monkeypatch):
     assert [dump(recipe) for recipe in recipes] == texts
 
 
+FRAGMENTS = [
+    *(
+        "a",
+        "b c",
+        "key: ",
+        ": ",
+        ":",
+        "- ",
+        "-",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "'",
+        '"',
+        "#",
+        " # ",
+        "&x ",
+    ),
+    *(
+        "*x",
+        "<<: ",
+        "---",
+        "...",
+        "!",
+        "!!int ",
+        "| ",
+        "|",
+        ">",
+        "?",
+        "%",
+        "@",
+        "`",
+        "\\",
+        "\t",
+        "é",
+    ),
+    *(
+        "1",
+        "1.5",
+        "5e-4",
+        "true",
+        "no",
+        "null",
+        "~",
+        "1:30",
+        "010",
+        "0x1f",
+        ".inf",
+        "''",
+        '""',
+        "=",
+    ),
+    *("\n", "\n  ", "\n    ", "\n- ", "\nb: ", "\n\n"),
+]
+
+
+@settings(max_examples=400)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join))
+def test_the_parser_in_c_finds_what_the_one_in_python_does(text):
+    """Or an error, which is then that of the one in Python."""
+    text = f"a: {text}"
+    found = value_or_error(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml_dialect, "_FastLoader", None)
+        assert value_or_error(text) == found
+
+
+def value_or_error(text):
+    try:
+        return repr(load(text))
+    except YAMLError as error:
+        return str(error)
+
+
+def test_both_parsers_read_every_included_recipe_and_what_is_written(monkeypatch):
+    texts = [
+        path.read_text("utf-8")
+        for path in (Path(yaml_dialect.__file__).parent / "recipes").glob("*.yaml")
+    ]
+    texts.append(load_recipe("smoke").resolved())
+    found = list(map(load, texts))
+    monkeypatch.setattr(yaml_dialect, "_FastLoader", None)
+    assert list(map(load, texts)) == found and len(texts) > 60
+
+
 def test_lone_surrogates_and_subclasses_of_str_are_written():
     class Name(str):
         pass
@@ -592,6 +679,7 @@ def test_the_default_name_is_the_stem_of_the_file(write):
             "train: {steps: 5}\ntrain: {steps: 6}",
             ["mine.yaml:2:1: not valid YAML", "duplicate key 'train'"],
         ),
+        ("train: {steps: !!int ''}", ["mine.yaml: not valid YAML"]),
         ("- a\n- b", ["mine.yaml: a recipe is a mapping"]),
         ("", ["mine.yaml: a recipe is a mapping"]),
         ("just text", ["mine.yaml: a recipe is a mapping"]),

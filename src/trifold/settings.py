@@ -55,6 +55,8 @@ class Settings(BaseModel):
     @classmethod
     def _check_integers(cls, value: Any, info: ValidationInfo) -> Any:
         """Reject integers that no size, length or count has, unless the field states its limit."""
+        if isinstance(value, str | float | bool | None):
+            return value
         field = cls.model_fields.get(info.field_name or "")
         limits = [] if field is None else [type(limit) for limit in field.metadata]
         if Le not in limits and Lt not in limits:
