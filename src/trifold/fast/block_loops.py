@@ -60,7 +60,8 @@ from trifold.fast.sources import source_hash
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 # A function of its own in the machine code, which only other functions here call.
 function = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-# Part of what calls it.
+# Part of what calls it. Numba optimizes a function again as part of each of its callers, so a chain
+# of functions with one caller each would take longer to compile.
 inline = njit(**OPTIONS, inline="always")
 
 

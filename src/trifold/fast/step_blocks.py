@@ -47,8 +47,8 @@ def _by_kind(new: Callable[[ins.BlockKind], Any]) -> Any:
     """A function of the number of a kind of blocks and of what follows: it calls the one that `new`
     makes for that kind.
     """
-    # Without a loop over a list: Numba compiles names, and a call in a call for each kind takes
-    # seconds to compile.
+    # Numba compiles no loop over functions. One function for each kind that calls that of the next
+    # takes seconds to compile.
     call_0, call_1, call_2, call_3, call_4, call_5, call_6 = map(new, ins.BLOCK_KINDS)
 
     @subroutine
