@@ -1,5 +1,5 @@
 """The YAML dialect of recipes: plain values only, with the differences from YAML 1.1 listed in
-`_Dialect`.
+`_Loader`.
 
 A text may come from others, so its characters, values and nesting are limited, far beyond any
 recipe; the largest text that is accepted takes less than a second. Aliases and merges count as the
@@ -13,12 +13,6 @@ from typing import Any
 
 import yaml
 from yaml import YAMLError
-from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
-from yaml.parser import Parser
-from yaml.reader import Reader
-from yaml.resolver import Resolver
-from yaml.scanner import Scanner
 
 from trifold.errors import SettingsError
 
@@ -39,20 +33,11 @@ def load(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         problem = f"{len(text):,} characters; {_LARGEST} {MAX_CHARACTERS:,}"
         raise LimitError(problem=problem)
-    if _FastLoader is not None and not _NOT_COMMON.search(text):
-        # What it refuses, the other loader reads or reports.
-        with suppress(YAMLError, ValueError, LookupError, AttributeError, TypeError):
-            return _read(text, _FastLoader)
     try:
-        return _read(text, _Loader)
+        return yaml.load(text, _Loader)
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         # A number of thousands of digits, !!int x, or !!int of nothing.
         raise YAMLError(str(error)) from None
-
-
-def _read(text: str, loader: Any) -> Any:
-    # Any: the library declares only its own loaders.
-    return yaml.load(text, loader)
 
 
 def dump(values: Mapping[str, Any]) -> str:
@@ -91,12 +76,10 @@ _OLD_NUMBER = (
 )
 
 
-class _Dialect(Composer, SafeConstructor, Resolver):
+class _Loader(yaml.SafeLoader):
     """YAML 1.1 except that 5e-4 is a number, `no`, 1:30 and 010 are strings, and duplicate keys are
-    errors. It makes values of the events of a parser.
+    errors.
     """
-
-    peek_event: Any  # of the parser
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (declared like this in the library)
         first: [
@@ -106,16 +89,15 @@ class _Dialect(Composer, SafeConstructor, Resolver):
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def __init__(self) -> None:
-        for base in (Composer, SafeConstructor, Resolver):
-            base.__init__(self)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
         # So far, with those that aliases stand for; and by the id of a node, those in it.
         self._values = 0
         self._values_in: dict[int, int] = {}
         self._nesting = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
         self._nesting += 1
         self._count(1, event)
@@ -161,36 +143,6 @@ class _Dialect(Composer, SafeConstructor, Resolver):
         return value
 
 
-class _Loader(_Dialect, Reader, Scanner, Parser):
-    """Reads any text, and reports where it is wrong."""
-
-    def __init__(self, text: str) -> None:
-        Reader.__init__(self, text)
-        Scanner.__init__(self)
-        Parser.__init__(self)
-        _Dialect.__init__(self)
-
-
-def _new_fast_loader() -> type[Any] | None:
-    """A loader with the parser in C, which some builds of PyYAML lack. It is six times as fast."""
-    if not yaml.__with_libyaml__:
-        return None
-    from yaml._yaml import CParser
-
-    class FastLoader(_Dialect, CParser):
-        def __init__(self, text: str) -> None:
-            CParser.__init__(self, text)
-            _Dialect.__init__(self)
-
-    return FastLoader
-
-
-_FastLoader = _new_fast_loader()
-# In texts without these, both parsers find the same values. That in C also accepts tabs between
-# words, comments directly after | and >, and ? before a word in brackets; a lone ! is text for it.
-_NOT_COMMON = re.compile("[^\n -~]|[!%>?|]")
-
-
 def _represent_str(dumper: Any, text: str) -> yaml.ScalarNode:
     """Quote strings that `_Loader` would not read back unchanged."""
     # YAML 1.1 treats these as line breaks, unless they are escaped.
@@ -205,14 +157,13 @@ def _represent_str(dumper: Any, text: str) -> yaml.ScalarNode:
 _NAMES = [name for name in ("CSafeDumper", "SafeDumper") if hasattr(yaml, name)]
 _DUMPERS: list[Any] = [type("_Dumper", (getattr(yaml, name),), {}) for name in _NAMES]
 
-_constructors: Any = _Dialect
-_constructors.add_constructor("tag:yaml.org,2002:int", _Dialect.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 for _class in _DUMPERS:
     _class.add_representer(str, _represent_str)
     _class.add_multi_representer(str, _represent_str)  # of its subclasses
 
 _BOOLEAN = re.compile("^(?:true|True|false|False)$")
-_Dialect.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOLEAN, list("tTfF"))
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-for _class in (_Dialect, *_DUMPERS):
+for _class in (_Loader, *_DUMPERS):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
