@@ -33,8 +33,9 @@ from tests.laws.operations import plain
 from torch import Tensor
 
 from trifold.fast import bfloat16_linear
+from trifold.fast.attention import attend, supports_prompt_attention
 from trifold.fast.one_state import head_output, output_of_one_state, reads_one_state
-from trifold.nn import Transformer
+from trifold.nn import Mask, Transformer, ops
 from trifold.nn.hooks import capture
 from trifold.nn.losses import linear_cross_entropy
 
@@ -128,6 +129,24 @@ def decoded(model: Transformer, kind: str, rows: int, beams: int = 1) -> Tensor:
 
 # cache, rows, beams; a library multiplies the last
 DECODED = (("growing", 1, 1), ("static", 3, 2), ("sliding", 3, 1), ("growing", 3, 3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_prompt_in_parts_has_the_bits_of_a_whole_one(dtype: torch.dtype) -> None:
+    q = torch.randn(2, 4, 21, 32).to(dtype)
+    k, v = torch.randn(2, 2, 2, 21, 32).to(dtype)
+    whole = attend(q, k, v, Mask(causal=True))
+    parts = [
+        attend(q[:, :, first:last], k[:, :, :last], v[:, :, :last], Mask(causal=True, offset=first))
+        for first, last in ((0, 9), (9, 11), (11, 21))
+    ]
+    if supports_prompt_attention(q, k, v, Mask(causal=True), None):
+        assert torch.equal(torch.cat(parts, 2), whole)
+    with plain():
+        exact = ops.attend(q.double(), k.double(), v.double(), Mask(causal=True))
+    for found in (whole, torch.cat(parts, 2)):
+        assert relative_error([found], [exact]) <= {torch.float32: 1e-5}.get(dtype, 1e-2)
 
 
 @torch.no_grad()
