@@ -83,6 +83,7 @@ def test_tensors_larger_than_a_region_get_their_own() -> None:
     assert tensors[3].data_ptr() - tensors[2].data_ptr() == 640
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SMAPS.exists(), reason="not Linux")
 def test_pages_are_provided_and_later_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trifold.fast.huge_pages.PROVIDED_BYTES", PAGE_BYTES)

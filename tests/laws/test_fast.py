@@ -254,7 +254,7 @@ def _trained(name: str, dtype: torch.dtype) -> Transformer:
     return model
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 @cases("fast int8 training", every=4)
 def test_int8_training_has_gradients_of_about_the_plain_direction(name: str) -> None:
     dtype = torch.float32 if config_of(name).shape == "encoder" else torch.bfloat16

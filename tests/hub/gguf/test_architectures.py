@@ -70,6 +70,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_loading_does_not_import_the_compiler_of_pytorch(tmp_path: Path) -> None:
     """It takes two seconds and 60 MB."""
     files = [case.write(tmp_path / f"{name}.gguf", case.model()) for name, case in CASES.items()]
