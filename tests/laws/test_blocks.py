@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trifold import fast
 from trifold.fast.bfloat16_weight import Bfloat16Weight
-from trifold.fast.block_layout import FileRows, Layout
+from trifold.fast.block_layout import BlockLayout, FileRows
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.fill import fill_model
@@ -80,7 +80,7 @@ def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str) -> None:
     size, read = READERS[kind]
     table = torch.randint(0, 100, (50, 3 * size), dtype=torch.uint8)
     order = torch.randperm(50)[:37]
-    layout = Layout([FileRows(table, order, kind)], torch.bfloat16, HugeMemory())
+    layout = BlockLayout([FileRows(table, order, kind)], torch.bfloat16, HugeMemory())
     [is_finite] = layout.finish()
     [found] = layout.weights
     expected = read(table[order], (37, 96))

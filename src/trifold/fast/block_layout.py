@@ -70,7 +70,7 @@ def can_lay_out() -> bool:
     return interpreter is not None and interpreter.is_on_disk()
 
 
-class Layout:
+class BlockLayout:
     """Rows that another thread lays out in blocks.
 
     weights: what `BlockWeight.from_q8_0` and others make of the rows, for results of `dtype`. They

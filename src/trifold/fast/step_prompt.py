@@ -39,7 +39,7 @@ LOG2_E = 1.4426950408889634
 VECTOR = 4 * LANES  # bytes
 
 
-class Memory(NamedTuple):
+class PromptMemory(NamedTuple):
     """Addresses of what a thread needs, which one allocation holds.
 
     keys: (S / 16, words of a key, 16) words. values: (D / 16, words of S, 16) words. A word has 32
@@ -73,7 +73,9 @@ def _new_memory(keys: int, width: int, size: int) -> Any:
     last = queries + QUERIES * width * size
     scores = last + LANES * width * size
     sums = scores + QUERIES * 4 * keys
-    return Memory(start, first, values, queries, last, scores, sums, sums + QUERIES * 4 * width)
+    return PromptMemory(
+        start, first, values, queries, last, scores, sums, sums + QUERIES * 4 * width
+    )
 
 
 @subroutine

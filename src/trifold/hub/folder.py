@@ -197,14 +197,7 @@ def load_model(
     weights = read_weights(folder) if merged is None else merged
     config = _without_absent_head(family, config, values, weights, folder)
     config = complete_config(family, config, weights, folder / CONFIG)
-    known = {head for fields in family.architectures.values() for head in fields["heads"]}
-    further = set(heads).difference(config.chosen_heads)
-    for head in sorted(further & known if known else further):  # a GPT-2 never has some heads
-        wider = config.model_copy(update={"heads": (*config.chosen_heads, head)})
-        with suppress(CheckpointError):
-            _, parameters = infer_config(family, wider, weights, folder / CONFIG)
-            rules.checked(family.rules(wider), weights, parameters, str(folder))
-            config = wider
+    config = _with_heads(family, config, heads, weights, folder)
     model = empty_model(config, folder / CONFIG)
     parameters = dict(model.named_parameters())
     table = family.rules(config)
@@ -233,6 +226,25 @@ def load_model(
 
 def _nothing() -> None:
     """There is nothing to wait for."""
+
+
+def _with_heads(
+    family: Family,
+    config: ModelConfig,
+    heads: Collection[Head],
+    weights: Mapping[str, Tensor],
+    folder: UntrustedPath,
+) -> ModelConfig:
+    """The config with those among the heads that the file has weights of."""
+    known = {head for fields in family.architectures.values() for head in fields["heads"]}
+    further = set(heads).difference(config.chosen_heads)
+    for head in sorted(further & known if known else further):  # a GPT-2 never has some heads
+        wider = config.model_copy(update={"heads": (*config.chosen_heads, head)})
+        with suppress(CheckpointError):
+            _, parameters = infer_config(family, wider, weights, folder / CONFIG)
+            rules.checked(family.rules(wider), weights, parameters, str(folder))
+            config = wider
+    return config
 
 
 def _without_absent_head(

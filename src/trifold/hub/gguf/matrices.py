@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trifold.fast.bfloat16_weight import Bfloat16Weight
-from trifold.fast.block_layout import KINDS, FileRows, Layout, can_lay_out
+from trifold.fast.block_layout import KINDS, BlockLayout, FileRows, can_lay_out
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
 from trifold.fast.quantized_weight import Weight
@@ -189,11 +189,11 @@ def lay_out(
     """
     memory = memory or HugeMemory()
     found: dict[str, Weight] = {}
-    layout: Layout | None = None
+    layout: BlockLayout | None = None
     if can_lay_out():
         compiled = {name: each for name, each in matrices.items() if _kind(each) in KINDS}
         if compiled:
-            layout = Layout([_file_rows(each) for each in compiled.values()], dtype, memory)
+            layout = BlockLayout([_file_rows(each) for each in compiled.values()], dtype, memory)
             found |= zip(compiled, layout.weights, strict=True)
     for name, each in matrices.items():
         stored = each.matrix.entry.kind.dtype
