@@ -24,9 +24,7 @@ from trifold.fast.lanes import (
     exp2,
     fill,
     first_lanes,
-    largest_of,
     load_float,
-    maximum,
     multiply_add,
     new_tile,
     place,
@@ -38,7 +36,7 @@ from trifold.fast.lanes import (
     transpose,
 )
 from trifold.fast.loops import Array, F
-from trifold.fast.query_tile import QUERIES, multiply_blocks
+from trifold.fast.query_tile import QUERIES, VECTOR, multiply_blocks, softmax
 from trifold.fast.sources import source_hash
 
 # Part of the machine code of what calls it, and without counting references to arrays: passing
@@ -46,7 +44,6 @@ from trifold.fast.sources import source_hash
 leaf = njit(**OPTIONS, _nrt=False, forceinline=True)
 
 LOG2_E = 1.4426950408889634
-VECTOR = 4 * LANES  # bytes
 
 
 class Side(NamedTuple):
@@ -212,10 +209,8 @@ def _write(sums: Any, count: int, out: Any, row: int, column: int) -> None:
 
 
 @leaf
-def _softmax(
-    scores: int,
-    weights: int,
-    strides: Any,
+def _weigh_keys(
+    tile: Any,
     visible: int,
     step: int,
     count: int,
@@ -225,28 +220,16 @@ def _softmax(
     head: int,
     token: int,
 ) -> None:
-    """weights (count, L) bf16 = exp2(scale · scores + shift), where the shift of a row makes the
-    largest 1; 0 from key number `visible` on, which grows by `step` from row to row.
-
-    scores and weights are addresses. Keeps the shift of each row, and 1 / the sum of its weights.
+    """The `softmax` of `count` rows of tile.scores; `visible` grows by `step` from one to the next.
+    Keeps the shift of each row, and 1 / the sum of its weights.
     """
     for row in range(count):
-        highest = fill(F(-np.inf))
-        for vector in range(vectors):
-            score = load_float(scores + VECTOR * vector)
-            highest = maximum(first_lanes(score, visible - LANES * vector, highest), highest)
-        shift = -scale * largest_of(highest)
-        total = fill(F(0))
-        for vector in range(vectors):
-            power = multiply_add(load_float(scores + VECTOR * vector), fill(scale), fill(shift))
-            weight = first_lanes(exp2(power), visible - LANES * vector, fill(F(0)))
-            total = total + weight
-            store_bfloat16(weights + VECTOR // 2 * vector, weight)
+        scores = place(tile.scores, row, 0)
+        weights = place(tile.weights, row, 0)
+        shift, inverse = softmax(tile.weights, scores, weights, visible, vectors, scale)
         statistics[0, head, token + row] = shift
-        statistics[1, head, token + row] = F(1) / sum_of(total)
+        statistics[1, head, token + row] = inverse
         visible += step
-        scores += strides[0]
-        weights += strides[1]
 
 
 @leaf
@@ -267,15 +250,12 @@ def _attend(
     _set_pairs(values, n_keys)
     width = queries.rows.shape[1]
     scale = F(LOG2_E) / np.sqrt(F(width))
-    strides = 4 * tile.scores.shape[1], 2 * tile.weights.shape[1]
     for first in range(0, length, QUERIES):
         count = min(QUERIES, length - first)
         seen = min(n_keys, first + count) if causal else n_keys
         _score(queries, first, keys, seen, tile.scores)
-        _softmax(
-            tile.scores.ctypes.data,
-            tile.weights.ctypes.data,
-            strides,
+        _weigh_keys(
+            tile,
             first + 1 if causal else n_keys,
             1 if causal else 0,
             count,
@@ -348,7 +328,7 @@ def _d_scores(
     token: int,
 ) -> None:
     """Weights and gradients of scores of `count` queries; 0 in the other rows of the tile, and
-    beyond the visible keys; see `_softmax`.
+    beyond the visible keys; see `softmax`.
     """
     scale, factor = scales
     length = tile.scores.shape[1]

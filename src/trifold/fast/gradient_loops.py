@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from trifold.fast.attention_loops import VECTOR, leaf
+from trifold.fast.attention_loops import leaf
 from trifold.fast.block_loops import OPTIONS, function
 from trifold.fast.lanes import (
     LANES,
@@ -28,6 +28,7 @@ from trifold.fast.lanes import (
     store_pairs,
 )
 from trifold.fast.loops import Array, F
+from trifold.fast.query_tile import VECTOR
 from trifold.fast.sources import source_hash
 
 ROWS, VECTORS = 8, 2  # of a tile: 16 of the 32 registers hold its sums

@@ -1,8 +1,8 @@
 """Attention of a prompt: many causal queries of a head, in the type of the keys and values of a
 cache.
 
-A few queries at a time are multiplied with the keys that they may read, and their scores stay in
-the first-level cache. Products are of numbers in the type of the keys, with sums in fp32. The
+A few queries at a time are multiplied with the keys that they may read, and their scores stay in a
+cache. Products are of numbers in the type of the keys, with sums in fp32. The
 softmax is in fp32; attention weights are rounded to the type of the keys before they are
 multiplied.
 
@@ -12,31 +12,22 @@ one key less.
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from trifold.fast.instruction import PROMPT_QUERIES
 from trifold.fast.instruction_sets import instruction_set
 from trifold.fast.intrinsics import allocate, bfloat16_at, float32_at, release
 from trifold.fast.lanes import (
     LANES,
-    exp2,
     fill,
-    first_lanes,
-    largest_of,
     load_float,
-    maximum,
-    multiply_add,
     store,
     store_float,
     store_pairs,
-    sum_of,
     transpose,
 )
 from trifold.fast.loops import F, by_type, subroutine
-from trifold.fast.query_tile import QUERIES, multiply_blocks
+from trifold.fast.query_tile import QUERIES, VECTOR, multiply_blocks, softmax
 
 LOG2_E = 1.4426950408889634
-VECTOR = 4 * LANES  # bytes
 
 
 class PromptMemory(NamedTuple):
@@ -135,26 +126,6 @@ def _pack_values(like: Any, source: Any, stride: Any, count: Any, width: Any, ou
 
 
 @subroutine
-def _softmax(like: Any, scores: int, weights: int, visible: int, vectors: int, scale: Any) -> Any:
-    """weights = 2^(scale · (scores - their maximum)), 0 from key number `visible` on; returns
-    1 / their sum.
-    """
-    size = like.itemsize
-    highest = fill(F(-np.inf))
-    for vector in range(vectors):
-        score = load_float(scores + VECTOR * vector)
-        highest = maximum(first_lanes(score, visible - LANES * vector, highest), highest)
-    shift = fill(-scale * largest_of(highest))
-    total = fill(F(0))
-    for vector in range(vectors):
-        power = multiply_add(load_float(scores + VECTOR * vector), fill(scale), shift)
-        weight = first_lanes(exp2(power), visible - LANES * vector, fill(F(0)))
-        total = total + weight
-        store(like, weights + size * LANES * vector, weight)
-    return F(1) / sum_of(total)
-
-
-@subroutine
 def _attend_tile(like: Any, op: Any, memory: Any, words: int, place: Any, rows: Any) -> None:
     """The queries from rows[0] up to rows[1]. words: of the values. place: their row and head."""
     row, head = place
@@ -179,7 +150,7 @@ def _attend_tile(like: Any, op: Any, memory: Any, words: int, place: Any, rows: 
         scores = memory.scores + 4 * stride * number
         weights = memory.weights + size * stride * number
         visible = past + first + number + 1
-        inverses[number] = _softmax(like, scores, weights, visible, vectors, scale)
+        _, inverses[number] = softmax(like, scores, weights, visible, vectors, scale)
     multiply_blocks(
         like,
         memory.weights,
