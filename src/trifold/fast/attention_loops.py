@@ -21,6 +21,7 @@ from numba import njit
 from trifold.fast.block_loops import OPTIONS, function
 from trifold.fast.lanes import (
     LANES,
+    VECTOR,
     exp2,
     fill,
     first_lanes,
@@ -36,7 +37,7 @@ from trifold.fast.lanes import (
     transpose,
 )
 from trifold.fast.loops import Array, F
-from trifold.fast.query_tile import QUERIES, VECTOR, multiply_blocks, softmax
+from trifold.fast.query_tile import QUERIES, multiply_blocks, softmax
 from trifold.fast.sources import source_hash
 
 # Part of the machine code of what calls it, and without counting references to arrays: passing

@@ -52,6 +52,7 @@ from trifold.fast.lanes import (
     store_integer,
     store_pairs,
     sum_of,
+    transpose,
 )
 from trifold.fast.loops import Array, F
 from trifold.fast.query_tile import QUERIES, multiply_blocks
@@ -277,7 +278,6 @@ def enter(rows: Any, row: Any, x: Any, weight: Any, scales: Any, zeros: Any) -> 
 # --- matmuls --------------------------------------------------------------------------------------
 
 weight_tile = new_tile(ROWS, VECTORS, together=True)
-transpose_keys = new_transpose(LANES)
 transpose_weights = new_transpose(COLUMNS)
 
 
@@ -360,7 +360,7 @@ def pack_keys(words: Any, start: int, length: int, first: int, memory: Any) -> N
         key = start + LANES * block
         out = memory.keys.ctypes.data + 4 * LANES * width * block
         for word in range(0, whole, LANES):
-            transpose_keys(place(words, key, first + word), stride, out + 4 * LANES * word)
+            transpose(place(words, key, first + word), stride, out + 4 * LANES * word)
         for word in range(whole, width):
             for lane in range(LANES):
                 memory.keys[block, word, lane] = words[key + lane, first + word]

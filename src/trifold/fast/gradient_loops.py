@@ -18,6 +18,7 @@ from trifold.fast.attention_loops import leaf
 from trifold.fast.block_loops import OPTIONS, function
 from trifold.fast.lanes import (
     LANES,
+    VECTOR,
     fill,
     load,
     load_float,
@@ -28,7 +29,6 @@ from trifold.fast.lanes import (
     store_pairs,
 )
 from trifold.fast.loops import Array, F
-from trifold.fast.query_tile import VECTOR
 from trifold.fast.sources import source_hash
 
 ROWS, VECTORS = 8, 2  # of a tile: 16 of the 32 registers hold its sums

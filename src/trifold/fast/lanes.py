@@ -12,8 +12,8 @@ PRODUCTS, ROUND and SCALE hold what the sets do by different instructions.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -26,6 +26,7 @@ from numba.extending import intrinsic, lower_builtin, register_model
 from trifold.fast.instruction_sets import SETS, instruction_set
 
 LANES = 16
+VECTOR = 4 * LANES  # bytes
 # Whose instructions are emitted; without any, nothing is compiled.
 SET = (instruction_set() or SETS[0]).name
 
@@ -94,6 +95,12 @@ def _splat(builder: Any, value: Any) -> Any:
     undefined = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(_INT32, 0))
     return builder.shuffle_vector(first, undefined, _constant(_WORDS, 0))
+
+
+def _spaced(builder: Any, start: Any, stride: Any, count: int) -> list[Any]:
+    """`count` addresses, so many bytes apart."""
+    numbers = [ir.Constant(_INT64, number) for number in range(count)]
+    return [builder.add(start, builder.mul(stride, each)) for each in numbers]
 
 
 # --- operations on lanes --------------------------------------------------------------------------
@@ -245,27 +252,6 @@ def prefetch(builder: Any, address: Any) -> None:
     builder.call(ir.InlineAsm(kind, "prefetcht0 ($0)", "r", side_effect=True), [address])
 
 
-@_operation(types.void, types.int64, types.int64, types.int64)
-def transpose(builder: Any, source: Any, stride: Any, target: Any) -> None:
-    """16 rows of 16 words, `stride` bytes apart -> their columns, one after the other.
-
-    Each of four steps interleaves the words of rows 0 and 8, 1 and 9, …: it rotates the bits of row
-    and column.
-    """
-    numbers = [ir.Constant(_INT64, row) for row in range(LANES)]
-    places = [builder.add(source, builder.mul(stride, each)) for each in numbers]
-    rows = [_load(builder, each, _WORDS) for each in places]
-    halves = [
-        ir.Constant(_WORDS, [first + lane // 2 + LANES * (lane % 2) for lane in range(LANES)])
-        for first in (0, LANES // 2)
-    ]
-    for _ in range(4):
-        pairs = zip(rows[: LANES // 2], rows[LANES // 2 :], strict=True)
-        rows = [builder.shuffle_vector(a, b, half) for a, b in pairs for half in halves]
-    for number, row in enumerate(rows):
-        _store(builder, row, builder.add(target, ir.Constant(_INT64, 4 * LANES * number)))
-
-
 @_operation(lanes, lanes, lanes, lanes)
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a · b + c, rounded once."""
@@ -348,7 +334,6 @@ def new_transpose(columns: int) -> Any:
     """A function transpose(address, stride, out): 16 rows of 16 words of 32 bits, so many bytes
     apart, -> the transposed matrix at `out`, in rows of so many columns.
     """
-    number = [ir.Constant(_INT64, row) for row in range(LANES)]
     out_stride = ir.Constant(_INT64, 4 * columns)
     low = [lane // 2 + lane % 2 * LANES for lane in range(LANES)]
     high = [lane + LANES // 2 for lane in low]
@@ -356,16 +341,19 @@ def new_transpose(columns: int) -> Any:
 
     @_operation(types.void, types.int64, types.int64, types.int64)
     def transpose(builder: Any, address: Any, stride: Any, out: Any) -> None:
-        starts = [builder.add(address, builder.mul(stride, each)) for each in number]
-        rows = [_load(builder, start, _WORDS) for start in starts]
-        # Each step interleaves row i and row i + 8; after four, 16 rows are transposed.
+        rows = [_load(builder, start, _WORDS) for start in _spaced(builder, address, stride, LANES)]
+        # Each of four steps interleaves the words of rows 0 and 8, 1 and 9, …: it rotates the bits
+        # of row and column.
         for _ in range(4):
             pairs = zip(rows[: LANES // 2], rows[LANES // 2 :], strict=True)
             rows = [builder.shuffle_vector(a, b, half) for a, b in pairs for half in halves]
-        for row, each in zip(rows, number, strict=True):
-            _store(builder, row, builder.add(out, builder.mul(out_stride, each)))
+        for row, target in zip(rows, _spaced(builder, out, out_stride, LANES), strict=True):
+            _store(builder, row, target)
 
     return transpose
+
+
+transpose = new_transpose(LANES)
 
 
 # --- functions ------------------------------------------------------------------------------------
@@ -567,6 +555,84 @@ PRODUCTS = {
 INTEGERS = (types.uint8, types.int16)  # whose sums are int32
 
 
+class Tile(NamedTuple):
+    """LLVM code of `rows` rows times 16 · vectors columns; see `new_tile`."""
+
+    rows: int
+    vectors: int
+    together: bool
+    transposed: bool
+    adds: bool
+
+    def emit(self, builder: Any, kind: Any, values: Sequence[Any]) -> None:
+        """The loop over words and the stores after it. values: those of the function, but for the
+        array, whose type is `kind`.
+        """
+        a, a_stride, b, b_stride, words, out, out_stride = values
+        targets = self._places_of_sums(builder, out, out_stride)
+        initial = self._initial_sums(builder, kind, targets)
+        four = ir.Constant(_INT64, 4)
+        of_row, of_word = (four, a_stride) if self.transposed else (a_stride, four)
+        starts = _spaced(builder, a, of_row, self.rows)
+        before = builder.block
+        body = builder.append_basic_block("words")
+        after = builder.append_basic_block("store")
+        builder.branch(body)
+        builder.position_at_end(body)
+        word = builder.phi(_INT64)
+        totals = [builder.phi(each.type) for each in initial]
+        columns = self._words_of_columns(builder, word, b, b_stride)
+        sums = list[Any]()
+        for row in self._words_of_rows(builder, word, starts, of_word):
+            for column in columns:
+                sums.append(PRODUCTS[kind](builder, totals[len(sums)], row, column))
+        following = builder.add(word, ir.Constant(_INT64, 1))
+        word.add_incoming(ir.Constant(_INT64, 0), before)
+        word.add_incoming(following, body)
+        for total, first, new in zip(totals, initial, sums, strict=True):
+            total.add_incoming(first, before)
+            total.add_incoming(new, body)
+        builder.cbranch(builder.icmp_signed("<", following, words), body, after)
+        builder.position_at_end(after)
+        for target, total in zip(targets, sums, strict=True):
+            _store(builder, total, target)
+
+    def _places_of_sums(self, builder: Any, out: Any, stride: Any) -> list[Any]:
+        """The addresses of 16 sums each, row by row."""
+        starts = _spaced(builder, out, stride, self.rows)
+        vector = ir.Constant(_INT64, VECTOR)
+        return [
+            place for start in starts for place in _spaced(builder, start, vector, self.vectors)
+        ]
+
+    def _initial_sums(self, builder: Any, kind: Any, targets: Sequence[Any]) -> list[Any]:
+        total_kind = _WORDS if kind in INTEGERS else _FLOATS
+        if self.adds:
+            return [_load(builder, target, total_kind) for target in targets]
+        zero = _constant(total_kind, 0 if kind in INTEGERS else 0.0)
+        return [zero] * len(targets)
+
+    def _words_of_rows(
+        self, builder: Any, word: Any, starts: Sequence[Any], of_word: Any
+    ) -> Iterator[Any]:
+        """A word of each row, in all lanes. Each is loaded when it is needed, because there are
+        fewer registers than rows.
+        """
+        offset = builder.mul(word, of_word)
+        for start in starts:
+            yield _splat(builder, _load(builder, builder.add(start, offset), _INT32))
+
+    def _words_of_columns(self, builder: Any, word: Any, b: Any, stride: Any) -> list[Any]:
+        vector = ir.Constant(_INT64, VECTOR)
+        of_word = ir.Constant(_INT64, VECTOR * self.vectors) if self.together else vector
+        start = builder.add(b, builder.mul(word, of_word))
+        of_column = vector if self.together else stride
+        return [
+            _load(builder, place, _WORDS)
+            for place in _spaced(builder, start, of_column, self.vectors)
+        ]
+
+
 def new_tile(
     rows: int,
     vectors: int,
@@ -588,56 +654,10 @@ def new_tile(
     The array has the type of a: fp32, bf16 (uint16), int16, or unsigned bytes, which are multiplied
     with signed ones in b. The sums stay in registers.
     """
-    step = 4 * LANES
-    word_stride = step * vectors if together else step
+    code = Tile(rows, vectors, together, transposed, adds)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _, a, a_stride, b, b_stride, words, out, out_stride = values
-        kind = signature.args[0].dtype
-        total_kind = _WORDS if kind in INTEGERS else _FLOATS
-        number = [ir.Constant(_INT64, row) for row in range(rows)]
-        targets = [
-            builder.add(builder.add(out, builder.mul(out_stride, each)), place)
-            for each in number
-            for place in (ir.Constant(_INT64, step * column) for column in range(vectors))
-        ]
-        if adds:
-            initial = [_load(builder, target, total_kind) for target in targets]
-        else:
-            zero = _constant(total_kind, 0 if kind in INTEGERS else 0.0)
-            initial = [zero] * len(targets)
-        four = ir.Constant(_INT64, 4)
-        row_stride, a_word_stride = (four, a_stride) if transposed else (a_stride, four)
-        starts = [builder.add(a, builder.mul(row_stride, each)) for each in number]
-        if together:
-            b_stride = ir.Constant(_INT64, step)
-        before = builder.block
-        body = builder.append_basic_block("words")
-        after = builder.append_basic_block("store")
-        builder.branch(body)
-        builder.position_at_end(body)
-        word = builder.phi(_INT64)
-        word.add_incoming(ir.Constant(_INT64, 0), before)
-        totals = [builder.phi(total_kind) for _ in range(rows * vectors)]
-        offset = builder.mul(word, a_word_stride)
-        start = builder.add(b, builder.mul(word, ir.Constant(_INT64, word_stride)))
-        places = [builder.add(start, builder.mul(b_stride, each)) for each in number[:vectors]]
-        columns = [_load(builder, each, _WORDS) for each in places]
-        sums = []
-        for row in range(rows):
-            own = _splat(builder, _load(builder, builder.add(starts[row], offset), _INT32))
-            for column in range(vectors):
-                total = totals[row * vectors + column]
-                sums.append(PRODUCTS[kind](builder, total, own, columns[column]))
-        following = builder.add(word, ir.Constant(_INT64, 1))
-        word.add_incoming(following, body)
-        for total, first, new in zip(totals, initial, sums, strict=True):
-            total.add_incoming(first, before)
-            total.add_incoming(new, body)
-        builder.cbranch(builder.icmp_signed("<", following, words), body, after)
-        builder.position_at_end(after)
-        for target, total in zip(targets, sums, strict=True):
-            _store(builder, total, target)
+        code.emit(builder, signature.args[0].dtype, values[1:])
         return context.get_dummy_value()
 
     @intrinsic

@@ -10,6 +10,7 @@ from numba import njit
 from trifold.fast.instruction_sets import SETS, instruction_set
 from trifold.fast.lanes import (
     LANES,
+    VECTOR,
     exp2,
     fill,
     first_lanes,
@@ -25,7 +26,6 @@ from trifold.fast.loops import F
 
 _SET = instruction_set() or SETS[0]
 QUERIES = _SET.queries  # rows of a tile
-VECTOR = 4 * LANES  # bytes
 
 inline = njit(nogil=True, error_model="numpy", inline="always")
 single_tile = new_tile(QUERIES, 1)

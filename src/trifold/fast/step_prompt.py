@@ -17,6 +17,7 @@ from trifold.fast.instruction_sets import instruction_set
 from trifold.fast.intrinsics import allocate, bfloat16_at, float32_at, release
 from trifold.fast.lanes import (
     LANES,
+    VECTOR,
     fill,
     load_float,
     store,
@@ -25,7 +26,7 @@ from trifold.fast.lanes import (
     transpose,
 )
 from trifold.fast.loops import F, by_type, subroutine
-from trifold.fast.query_tile import QUERIES, VECTOR, multiply_blocks, softmax
+from trifold.fast.query_tile import QUERIES, multiply_blocks, softmax
 
 LOG2_E = 1.4426950408889634
 
