@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from trifold.fast import block_linear, layers
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.instruction import QUANTIZE
+from trifold.fast.thread_pool import execute_one
 
 pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
@@ -93,6 +95,27 @@ def test_some_rows_and_all_without_instructions_for_bf16_are_multiplied_as_few_a
     for weight in weights_of(matrix_of(40, width)).values():
         few = [layers.linear(part.float(), weight, bias).to(dtype) for part in x.split(5)]
         assert torch.equal(layers.linear(x, weight, bias), torch.cat(few))
+
+
+@pytest.mark.parametrize("emulates", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_apart_are_multiplied_as_contiguous_ones_are(
+    emulates: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: emulates)
+    wide = matrix_of(100, 96).to(dtype)
+    for weight in weights_of(matrix_of(40, 40)).values():
+        for rows in (3, 20, 100):
+            for x in (wide[:rows, :40], wide[:rows, 8:48], wide[:40, :rows].t()):
+                apart = layers.linear(x, weight)
+                together = layers.linear(x.contiguous(), weight)
+                # A library may read rows that are apart in another order.
+                torch.testing.assert_close(apart, together, rtol=2**-7, atol=1e-4)
+
+
+def test_an_instruction_refuses_rows_apart() -> None:
+    with pytest.raises(AssertionError, match="x: not contiguous"):
+        execute_one(opcode=QUANTIZE, units=2, x=torch.ones(2, 64)[:, :32])
 
 
 def test_products_with_several_weights_are_those_with_each() -> None:

@@ -91,7 +91,7 @@ def block_linears(
     The rows are quantized once for all weights whose 0 has the same code. Each part of a weight is
     multiplied with all rows while it is in a cache.
     """
-    rows = x.detach().reshape(-1, x.shape[-1]).float()
+    rows = x.detach().reshape(-1, x.shape[-1]).float().contiguous()
     quantized: dict[int, Tensor] = {}
     first: list[dict[str, Field]] = []
     last: list[dict[str, Field]] = []

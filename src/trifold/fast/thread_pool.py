@@ -40,6 +40,7 @@ Array: TypeAlias = NDArray[Any]
 Field: TypeAlias = Tensor | float | None
 """The value of a field of an instruction; a tensor stands for its address."""
 
+STRIDED = ("keys", "values")  # fields of tensors whose rows may be apart
 MAX_THREADS = 16  # more do not increase the memory bandwidth
 # Into so many tasks the units of an instruction are divided, if there are as many.
 TASKS_PER_INSTRUCTION = 32
@@ -99,10 +100,14 @@ def execute_one(**fields: Field) -> None:
 
 def set_fields(program: Array, index: Any, **fields: Field) -> None:
     """Set fields of program[index]: tensors by address, None as 0. The caller keeps the tensors
-    alive.
+    alive. All but keys and values, which have strides, are contiguous.
     """
     for name, value in fields.items():
-        program[name][index] = value.data_ptr() if isinstance(value, Tensor) else value or 0
+        if isinstance(value, Tensor):
+            assert value.is_contiguous() or name in STRIDED, f"{name}: not contiguous"
+            program[name][index] = value.data_ptr()
+        else:
+            program[name][index] = value or 0
 
 
 def divide_into_tasks(program: Array) -> None:
