@@ -16,6 +16,7 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ CHUNK = 2**19  # values of a matrix that are laid out at a time, to bound the me
 FACTORS = torch.tensor([1, 1, 2, 2], dtype=torch.float64)
 OFFSETS = torch.tensor([0, 0.25, 0, 0.5], dtype=torch.float64)
 COLUMNS = len(FACTORS)
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # NumPy has no bf16
 
 Move = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
@@ -235,7 +237,10 @@ def _numbers_of(rows: MovedRows, dtype: torch.dtype, memory: HugeMemory) -> Tens
     if isinstance(rows.order, slice):
         return table[rows.order]
     copy = memory.empty((len(rows.order), table.shape[1]), dtype)
-    return torch.index_select(table, 0, rows.order, out=copy)
+    # On this thread: those of PyTorch would wait for a core, which maps the pages of the file.
+    source, target = (each.view(_INTEGERS[dtype.itemsize]).numpy() for each in (table, copy))
+    np.take(source, rows.order.numpy(), axis=0, out=target, mode="clip")
+    return copy
 
 
 def _kind(rows: MovedRows) -> str:
