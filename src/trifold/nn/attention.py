@@ -6,6 +6,7 @@ Equation 1 is `ops.attend`. Shapes: B batch, T queries, S keys, H heads, D head 
 """
 
 import math
+from collections.abc import Hashable
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -262,6 +263,9 @@ class SoftmaxPart(AttentionPart):
 
     def new_cross(self, config: CoreConfig, layer: int, memory_width: int) -> nn.Module:
         return Attention(config, layer, memory_width=memory_width)
+
+    def kind_of_layer(self, config: CoreConfig, layer: int) -> Hashable:
+        return layer if config.attention_scale_by_layer else None
 
 
 set_classical(SoftmaxPart())

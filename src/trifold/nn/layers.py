@@ -7,7 +7,7 @@ sandwich  x + LayerNorm(Sublayer(LayerNorm(x)))      (Gemma 2)
 exit      x + LayerNorm(Sublayer(x))                 (OLMo 2)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 import torch
@@ -141,6 +141,9 @@ class NetworkPart(FeedForwardPart):
 
     def new(self, config: CoreConfig, layer: int) -> nn.Module:
         return FeedForward(config)
+
+    def kind_of_layer(self, config: CoreConfig, layer: int) -> Hashable:
+        return None
 
 
 set_classical(NetworkPart())

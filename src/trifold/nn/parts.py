@@ -9,7 +9,7 @@ nothing else tests which ones it chose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -273,6 +273,10 @@ class AttentionPart(Part):
         """The module of a layer that reads a memory of that width, if it has one (`crosses`)."""
         raise NotImplementedError
 
+    def kind_of_layer(self, config: CoreConfig, layer: int) -> Hashable:
+        """Equal for layers whose modules differ in nothing but their weights; see `BlockPart`."""
+        return layer
+
     def new_keys(self, usual: Callable[[], GrowingKeys]) -> GrowingKeys:
         """What a cache stores for a layer; usual: keys and values of the requested kind."""
         return usual()
@@ -426,6 +430,10 @@ class FeedForwardPart(Part):
         """A module (…, E) -> (…, E)."""
         raise NotImplementedError
 
+    def kind_of_layer(self, config: CoreConfig, layer: int) -> Hashable:
+        """Equal for layers whose modules differ in nothing but their weights; see `BlockPart`."""
+        return layer
+
     def parameters(self, config: CoreConfig, side: str, blocks: int) -> Iterator[FormulaRow]:
         """The parameters of a stack with so many blocks."""
         yield FormulaRow(
@@ -478,6 +486,12 @@ class BlockPart(Part):
     def new(self, config: CoreConfig, layer: int, memory_width: int | None) -> nn.Module:
         """A module (x, layer inputs, cache) -> x."""
         raise NotImplementedError
+
+    def kind_of_layer(self, config: CoreConfig, layer: int) -> Hashable:
+        """Equal for layers whose blocks differ in nothing but their weights: one is built, the
+        others are copies (`nn.copies`). A part that does not answer has no such layers.
+        """
+        return layer
 
     def parameters(self, config: CoreConfig, side: str) -> Iterator[FormulaRow]:
         """The parameters of a stack, besides those of sub-layers and norms."""

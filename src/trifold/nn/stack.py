@@ -7,7 +7,7 @@ one (placement post).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from operator import call
 from typing import Literal
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from trifold.nn.attention import ScoreBias
 from trifold.nn.cache import KEYS, Cache, LayerCache
 from trifold.nn.config import CoreConfig
+from trifold.nn.copies import copy_of
 from trifold.nn.explain import Steps
 from trifold.nn.hooks import HookPoint
 from trifold.nn.inputs import Request
@@ -94,6 +95,15 @@ class SequentialPart(BlockPart):
     def new(self, config: CoreConfig, layer: int, memory_width: int | None) -> nn.Module:
         return Block(config, layer, memory_width=memory_width)
 
+    def kind_of_layer(self, config: CoreConfig, layer: int) -> Hashable:
+        is_first = layer == 0 and not config.first_norm
+        sublayers = (
+            part_of(AttentionPart, config),
+            cross_attention(config),
+            part_of(FeedForwardPart, config),
+        )
+        return (is_first, *(part.kind_of_layer(config, layer) for part in sublayers))
+
 
 class NoScores(ScoresPart):
     """Positions that do not change scores."""
@@ -124,9 +134,8 @@ class Stack(nn.Module):
         self.config = config
         self.run_block: Callable[..., Tensor] = call
         self.block_of_layer = config.block_of_layer or tuple(range(config.n_layers))
-        self.blocks = nn.ModuleList(
-            block.new(config, layer, memory_width) for layer in range(max(self.block_of_layer) + 1)
-        )
+        count = max(self.block_of_layer) + 1
+        self.blocks = nn.ModuleList(_new_blocks(block, config, memory_width, count))
         self.states = nn.ModuleList(HookPoint("state") for _ in self.block_of_layer)
         has_norm = config.has_final_norm(side)
         self.final_norm = new_norm(config, config.stream_width) if has_norm else nn.Identity()
@@ -245,6 +254,20 @@ class Stack(nn.Module):
         attention = part_of(AttentionPart, self.config)
         factories = (partial(KEYS[kind], window, capacity, rollback) for window in self.windows)
         return Cache(attention.new_keys(factory) for factory in factories)
+
+
+def _new_blocks(
+    part: BlockPart, config: CoreConfig, memory_width: int | None, count: int
+) -> Iterator[nn.Module]:
+    """The blocks of a stack."""
+    built: dict[Hashable, nn.Module] = {}
+    for layer in range(count):
+        kind = part.kind_of_layer(config, layer)
+        if kind in built:
+            yield copy_of(built[kind])
+        else:
+            built[kind] = part.new(config, layer, memory_width)
+            yield built[kind]
 
 
 def new_stack(config: CoreConfig, side: Side, *, crosses: bool = False) -> Stack:
