@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from trifold.fast import block_linear, layers
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.instruction import QUANTIZE
+from trifold.fast.instruction import BLOCK_PANELS, QUANTIZE
+from trifold.fast.instruction_sets import has_panels
 from trifold.fast.thread_pool import execute_one
 
 pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
@@ -116,6 +117,22 @@ def test_rows_apart_are_multiplied_as_contiguous_ones_are(
 def test_an_instruction_refuses_rows_apart() -> None:
     with pytest.raises(AssertionError, match="x: not contiguous"):
         execute_one(opcode=QUANTIZE, units=2, x=torch.ones(2, 64)[:, :32])
+
+
+def test_matmuls_of_many_rows_are_instructions_of_their_own_where_they_are_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_linear, "emulates_bf16_products", lambda: True)
+    executed = set[int]()
+    execute = block_linear.execute
+
+    def counted(program: np.ndarray) -> None:
+        executed.update(program["opcode"].tolist())
+        execute(program)
+
+    monkeypatch.setattr(block_linear, "execute", counted)
+    layers.linear(matrix_of(12, 64), weights_of(matrix_of(40, 64))["8 bits"])
+    assert (BLOCK_PANELS in executed) == has_panels()
 
 
 def test_products_with_several_weights_are_those_with_each() -> None:

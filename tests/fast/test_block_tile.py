@@ -99,8 +99,8 @@ def tiles_of(instructions: str, kind: str) -> Callable[..., Array]:
         rows, blocks, width = numbers.shape
         for row in range(rows):
             for block in range(blocks):
-                for j in range(width):
-                    store(x + 64 * (row * blocks + block), j, np.int32(numbers[row, block, j]))
+                start = numbers.ctypes.data + 4 * width * (row * blocks + block)
+                store(x + 64 * (row * blocks + block), start, np.float32(1))
         tile(rows, v, s, blocks, x, x_scales, terms, out, 64)
 
     def multiply(weight: BlockWeight, numbers: Array, x_scales: Array, terms: Array) -> Array:
@@ -108,8 +108,9 @@ def tiles_of(instructions: str, kind: str) -> Callable[..., Array]:
         out = np.zeros((len(numbers), 16), np.float32)
         x_scales = x_scales.astype(np.float32)
         terms = terms.astype(np.float32 if KINDS[kind].has_offsets else np.int32)
+        floats = numbers.astype(np.float32)
         places = [each.ctypes.data for each in (x, x_scales, terms, out)]
-        compiled(weight.values.data_ptr(), weight.scales.data_ptr(), numbers, *places)
+        compiled(weight.values.data_ptr(), weight.scales.data_ptr(), floats, *places)
         return out
 
     return multiply

@@ -74,8 +74,9 @@ WITH_INSTRUCTIONS = {
     "encoder_layers": "float32",
     "short_attention": "bfloat16",
 }
-# Kernels that some processors run in one precision only.
-ON_LANES = ("attention.prompt_attention", "opcode.PROMPT_ATTENTION")
+# Kernels that some processors run in one precision only, and those that some do not run.
+ON_LANES = ("attention.prompt_attention",)
+ON_PANELS = ("decoding_step.compiled_prompt",)
 # Conditions that several kernels share, and the one of a class.
 NO_KERNELS = {"supports_loops", "supports_token_step"}
 
@@ -106,10 +107,12 @@ def kernels() -> tuple[list[Site], list[str]]:
 
 def _has_instructions(name: str) -> bool:
     """Whether this processor can run a kernel in its precision."""
-    from trifold.fast import has_instructions
+    from trifold.fast.instruction_sets import has_panels, products_of_keys
 
     kernel, _, precision = name.partition(" ")
-    return kernel not in ON_LANES or has_instructions(precision)
+    if kernel in ON_PANELS:
+        return has_panels()
+    return kernel not in ON_LANES or products_of_keys(precision) is not None
 
 
 def _can_run(module: str) -> bool:

@@ -48,6 +48,8 @@ MIN_PACKED_TOKENS = 256
 MIN_WIDTH = 512  # of all heads together, from which an instruction is faster
 MIN_QUERIES = 16  # of a prompt, from which an instruction is faster
 LANES = 16  # of the instruction for prompts: words of 32 bits
+PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+TYPES = {precision: dtype for dtype, precision in PRECISIONS.items()}
 
 
 def attend(
@@ -234,7 +236,8 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k = k.contiguous()
         v = v.contiguous()
     units = rows * heads * -(-queries // PROMPT_QUERIES)
-    q = q.contiguous()
+    dtype = k.dtype
+    q = q.to(product_type(dtype)).contiguous()
     out = q.new_empty(rows, queries, heads, width)
     fields: dict[str, Field] = {
         **{"opcode": PROMPT_ATTENTION, "dtype": DTYPES[k.dtype], "units": units},
@@ -244,7 +247,15 @@ def prompt_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         **dict(zip(("row_stride", "head_stride", "key_stride"), k.stride(), strict=False)),
     }
     execute_one(**fields)
-    return out.transpose(1, 2)
+    return out.transpose(1, 2).to(dtype)
+
+
+def product_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a prompt multiplies keys of a type."""
+    from trifold.fast.instruction_sets import products_of_keys
+
+    products = products_of_keys(PRECISIONS[dtype])
+    return dtype if products is None else TYPES[products]
 
 
 # --- packed rows ----------------------------------------------------------------------------------

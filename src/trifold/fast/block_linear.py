@@ -15,6 +15,7 @@ from trifold.fast.instruction import (
     INSTRUCTION,
     ZERO_CODES,
 )
+from trifold.fast.instruction_sets import has_panels
 from trifold.fast.processor import emulates_bf16_products
 from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
@@ -26,6 +27,7 @@ from trifold.fast.thread_pool import (
     execute_one,
     is_readable,
     matmul_fields,
+    panel_fields,
     set_fields,
 )
 
@@ -106,7 +108,8 @@ def block_linears(
             first.append({**own, **divided(len(rows)), "x": rows, "out": memory})
         out = torch.empty(len(rows), len(weight))
         added = None if bias is None else bias.detach().float().contiguous()
-        last.append({**matmul_fields(weight), "x": quantized[zero], "out": out, "bias": added})
+        sizes = panel_fields(weight) if has_panels() else matmul_fields(weight)
+        last.append({**sizes, "x": quantized[zero], "out": out, "bias": added})
         outs.append(out)
     last[0]["waits"] = 1
     _execute_all([*first, *last], len(rows), x.shape[-1])

@@ -24,7 +24,7 @@ from trifold.fast.intrinsics import (
     int32_at,
     uint8_at,
 )
-from trifold.fast.loops import F, inline, subroutine
+from trifold.fast.loops import F, inline, magnitude, subroutine
 from trifold.fast.processor import features
 from trifold.fast.vector_code import (
     FLOAT_TYPE,
@@ -56,6 +56,7 @@ class TileCode(VectorCode):
         super().__init__(builder)
         self.rows = rows
         self.bits, self.has_offsets, self.has_levels = kind
+        self.zero = kind.zero
         self.lines = 8 if self.bits == 8 else NIBBLES  # of a block; a line of nibbles is two words
 
     def emit(
@@ -193,12 +194,34 @@ class Avx512Tile(TileCode):
         return self.call("llvm.x86.avx512.vpdpbusd.512", WORDS, total, code, own)
 
 
+@inline
+def to_int(x: Any) -> Any:
+    """The nearest integer of a number below 2²²: adding 1.5 · 2²³ moves it to the last bits."""
+    return np.int32(np.float32(x + F(12582912)).view(np.int32) - np.int32(0x4B400000))
+
+
 @subroutine
-def store_bytes(block: Any, j: Any, number: Any) -> None:
-    """An integer of a block of activations: the upper bytes of all, then the lower ones."""
-    high = np.int32((number + np.int32(128)) >> np.int32(8))
-    int8_at(block, BLOCK)[j] = np.int8(high)
-    int8_at(block + BLOCK, BLOCK)[j] = np.int8(number - np.int32(256) * high)
+def largest_of(x: Any) -> Any:
+    """See `BlockInstructions.largest`."""
+    floats = float32_at(x, BLOCK)
+    largest = magnitude(F(0))
+    for j in range(BLOCK):
+        largest = max(largest, magnitude(floats[j]))
+    return largest
+
+
+@subroutine
+def store_bytes(block: Any, x: Any, factor: Any) -> Any:
+    """See `BlockInstructions.store`: the upper bytes of all integers, then the lower ones."""
+    floats = float32_at(x, BLOCK)
+    total = np.int32(0)
+    for j in range(BLOCK):
+        number = to_int(floats[j] * factor)
+        high = np.int32((number + np.int32(128)) >> np.int32(8))
+        int8_at(block, BLOCK)[j] = np.int8(high)
+        int8_at(block + BLOCK, BLOCK)[j] = np.int8(number - np.int32(256) * high)
+        total += number
+    return total
 
 
 # --- AVX2 -----------------------------------------------------------------------------------------
@@ -289,20 +312,64 @@ class Avx2Tile(TileCode):
         return self.joined(halves)
 
 
-@subroutine
-def store_pairs(block: Any, j: Any, number: Any) -> None:
-    """An integer of a block of activations. Of four, the first and the third are a pair."""
-    word = j // WORD * WORD
-    int16_at(block, BLOCK)[word + j % 2 * 2 + (j - word) // 2] = np.int16(number)
+_ORDER = [lane // WORD * WORD + (0, 2, 1, 3)[lane % WORD] for lane in range(PANEL)]
+_MAGIC = 1.5 * 2.0**23  # plus it, a small number is rounded to the last bits of its fp32
+_MAGIC_BITS = 0x4B400000
+
+
+def _store_pairs(builder: Any, block: Any, x: Any, factor: Any) -> Any:
+    code = VectorCode(builder)
+    magic = ir.Constant(FLOATS, [_MAGIC] * PANEL)
+    order = ir.Constant(WORDS, _ORDER)
+    total = words(0)
+    for first in range(0, BLOCK, PANEL):
+        floats = code.load(x, FLOATS, 4 * first)
+        moved = code.call("llvm.fma.v16f32", FLOATS, floats, code.splat(factor), magic)
+        numbers = builder.sub(builder.bitcast(moved, WORDS), words(_MAGIC_BITS))
+        total = builder.add(total, numbers)
+        shorts = builder.trunc(numbers, ir.VectorType(ir.IntType(16), PANEL))
+        place = builder.inttoptr(builder.add(block, long(2 * first)), shorts.type.as_pointer())
+        builder.store(builder.shuffle_vector(shorts, shorts, order), place).align = 2
+    return code.call("llvm.vector.reduce.add.v16i32", WORD_TYPE, total)
+
+
+@intrinsic
+def largest_of_pairs(typing: Any, x: Any) -> Any:
+    """See `BlockInstructions.largest`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = VectorCode(builder)
+        parts = [code.load(arguments[0], WORDS, 4 * first) for first in range(0, BLOCK, PANEL)]
+        first, second = (builder.and_(each, words(0x7FFFFFFF)) for each in parts)
+        larger = builder.select(builder.icmp_unsigned(">", first, second), first, second)
+        return code.call("llvm.vector.reduce.umax.v16i32", WORD_TYPE, larger)
+
+    return types.uint32(types.int64), generate
+
+
+@intrinsic
+def store_pairs(typing: Any, block: Any, x: Any, factor: Any) -> Any:
+    """See `BlockInstructions.store`. Of four integers, the first and the third are a pair."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _store_pairs(builder, *arguments)
+
+    return types.int32(types.int64, types.int64, types.float32), generate
 
 
 # --- any processor --------------------------------------------------------------------------------
 
 
 @subroutine
-def store_integer(block: Any, j: Any, number: Any) -> None:
-    """An integer of a block of activations."""
-    int16_at(block, BLOCK)[j] = np.int16(number)
+def store_integers(block: Any, x: Any, factor: Any) -> Any:
+    """See `BlockInstructions.store`."""
+    floats = float32_at(x, BLOCK)
+    total = np.int32(0)
+    for j in range(BLOCK):
+        number = to_int(floats[j] * factor)
+        int16_at(block, BLOCK)[j] = np.int16(number)
+        total += number
+    return total
 
 
 @inline
@@ -469,14 +536,17 @@ class BlockInstructions(NamedTuple):
 
     code: reads their codes.
     new_tile: a function of a kind of blocks that returns a tile, as the function `new_tile`.
-    store: a function of the address of a block of activations (64 bytes), an index and an integer,
-        which it stores where the tile expects it.
+    store: a function of the addresses of a block of activations (64 bytes) and of 32 fp32, and of a
+        factor: it stores their products, rounded to integers, where the tile expects them, and
+        returns the sum of the integers.
+    largest: a function of the address of 32 fp32: the `magnitude` of the largest.
     """
 
     features: tuple[str, ...]
     code: type[TileCode]
     new_tile: Callable[[BlockKind], Any]
     store: Any
+    largest: Any = largest_of
 
 
 AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
@@ -486,9 +556,13 @@ BLOCK_INSTRUCTIONS = {
         AVX512, Avx512Tile, partial(new_tile, Avx512Tile), store_bytes
     ),
     "AVX2": BlockInstructions(
-        ("avx2", "fma", "f16c"), Avx2Tile, partial(new_tile, Avx2Tile), store_pairs
+        ("avx2", "fma", "f16c"),
+        Avx2Tile,
+        partial(new_tile, Avx2Tile),
+        store_pairs,
+        largest_of_pairs,
     ),
-    "none": BlockInstructions((), TileCode, new_loop, store_integer),
+    "none": BlockInstructions((), TileCode, new_loop, store_integers),
 }
 
 

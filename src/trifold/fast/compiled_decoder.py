@@ -27,6 +27,7 @@ from trifold.fast.thread_pool import (
     divide_into_tasks,
     execute,
     matmul_fields,
+    new_program,
     set_fields,
 )
 from trifold.nn.attention import Attention
@@ -34,7 +35,7 @@ from trifold.nn.cache import Cache, GrowingKeys
 from trifold.nn.layers import FeedForward, Linear, Residual
 from trifold.nn.masks import Mask
 from trifold.nn.norms import RMSNorm
-from trifold.nn.stack import Stack
+from trifold.nn.stack import Stack, all_modules
 from trifold.nn.walk import StackInputs
 
 UNLIMITED = 2**60  # tokens
@@ -76,7 +77,7 @@ class HookSearch:
         self._hooks = [
             hooks
             for module in modules
-            for each in module.modules()
+            for each in all_modules(module)
             for hooks in (each._forward_hooks, each._forward_pre_hooks)
         ]
         self._searched = -1  # the number of the next hook at the last search, which found none
@@ -124,11 +125,12 @@ class CompiledDecoder:
         for number in stack.block_of_layer:
             self._add_block(stack.blocks[number])
         self._add_norm(stack.final_norm, self.x, self.x)
+        self.program = new_program(self.fields)
+        self._find_instructions()
 
-        program = np.zeros(len(self.fields), ins.INSTRUCTION)
-        self.program = program
-        for index, fields in enumerate(self.fields):
-            set_fields(program, index, **fields)
+    def _find_instructions(self) -> None:
+        """The instructions that a step changes."""
+        program = self.program
         attention = program["opcode"] == ins.ATTENTION
         matmul = np.isin(program["opcode"], (ins.MATMUL, ins.BLOCK_MATMUL))
         # The attention instructions, one of each kind per layer.

@@ -15,12 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu, prepare_interpreter
-from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
+from trifold.fast.beam_index import current_index
+from trifold.fast.block_weight import PANEL, BlockWeight
+from trifold.fast.compiled_decoder import CompiledDecoder, HookSearch, sublayers
+from trifold.fast.compiled_prompt import CompiledPrompt
 from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES, FEW_ROWS
+from trifold.fast.instruction_sets import has_panels
 from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
-from trifold.nn.cache import Cache
+from trifold.nn.cache import Cache, GrowingKeys, StaticKeys
 from trifold.nn.hooks import HookPoint
 from trifold.nn.layers import ACTIVATIONS, Dropout, FeedForward, Linear
 from trifold.nn.masks import declares
@@ -30,6 +34,7 @@ from trifold.nn.packing import Packing
 from trifold.nn.stack import Stack, all_modules
 from trifold.nn.walk import StackInputs
 
+LINE = 64  # bytes of a register of the instructions for prompts
 MIN_WEIGHTS = 4 * 10**6  # of a stack
 WIRINGS = ("sequential", "parallel")  # of blocks that have instructions
 SUPPORTED = (
@@ -56,6 +61,8 @@ def translation_of(cache: Cache) -> Translation | None:
 
 def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
     """See `nn.ops.decoding_step`."""
+    if supports_compiled_prompt(stack, x, inputs, cache):
+        return compiled_prompt(stack, x, inputs, cache)
     decoder = _compiled_decoder(stack, x, inputs, cache)
     if decoder is None:
         return plain_decoding_step(stack, x, inputs, cache)
@@ -117,6 +124,74 @@ def _translate(stack: Stack, x: Tensor, cache: Cache) -> CompiledDecoder | None:
         decoder = CompiledDecoder(stack, x, numbers[-1], uses_library=has_many_rows)
     _translations[cache] = Translation(ref(stack), numbers, decoder)
     return decoder
+
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+def supports_compiled_prompt(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> bool:
+    """Whether x (B, T, E) are many new tokens of the rows of a decoder, each of which reads all
+    tokens before it, and instructions for many rows exist for all that the stack does.
+    """
+    if x.shape[1] == 1 or x.shape[0] * x.shape[1] <= FEW_ROWS or x.dtype not in DTYPES:
+        return False
+    if stack.training or torch.is_grad_enabled() or not is_eager_cpu(x) or is_autocast(x):
+        return False
+    weights = _weights(stack)
+    return (
+        has_panels()
+        and _reads_all_before(stack, inputs, x.shape[1], cache)
+        and _has_known_wiring(stack)
+        and _are_supported_weights(weights)
+        and all(map(_has_panels, weights))
+        and all(_has_prompt_instructions(module, x.dtype) for module in _modules(stack))
+        and not HookSearch(stack).any()
+        and compiled_interpreter() is not None
+    )
+
+
+def compiled_prompt(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
+    """All layers for x (B, T, E)."""
+    return CompiledPrompt(stack, x).run(x, inputs, cache)
+
+
+def _reads_all_before(stack: Stack, inputs: StackInputs, tokens: int, cache: Cache) -> bool:
+    """Whether each new token reads all tokens before it, and only positions of rotations change
+    scores.
+    """
+    mask = inputs.mask
+    if inputs.memory is not None or inputs.bias is not None or not mask.causal:
+        return False
+    if mask.keys is not None or isinstance(mask.packing, Packing) or not mask.has_only():
+        return False
+    length = cache.length + tokens
+    if any(window is not None and window < length for window in stack.windows):
+        return False
+    if stack.rules and not _has_only_windows(stack, inputs):
+        return False
+    kinds = {type(layer.past) for layer in cache.layers}
+    if cache.inputs is not None or not kinds <= {GrowingKeys, StaticKeys}:
+        return False
+    is_ordered = cache.row_order is None or current_index(cache) is None
+    return is_ordered and mask.offset == cache.length
+
+
+def _has_prompt_instructions(module: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether instructions exist for a module, of attention those for prompts: heads fill
+    registers, and scores are not capped.
+    """
+    if not _has_instructions(module):
+        return False
+    if not isinstance(module, Attention):
+        return True
+    return module.soft_cap is None and module.head_width * dtype.itemsize % LINE == 0
+
+
+def _has_panels(weight: Any) -> bool:
+    """Whether an instruction multiplies many rows with a weight."""
+    if isinstance(weight, BlockWeight):
+        return True
+    return all(size % PANEL == 0 for size in weight.shape)
 
 
 def _has_only_windows(stack: Stack, inputs: StackInputs) -> bool:

@@ -13,6 +13,8 @@ import numpy as np
 NORM, MATMUL, ATTENTION, QUANTIZE, DEQUANTIZE, ROUND, FINISH = range(7)
 BLOCK_MATMUL, BLOCK_QUANTIZE, BLOCK_DEQUANTIZE, BLOCK_LAYOUT = 7, 8, 9, 10
 EMBED, BLOCK_EMBED, SCALE, PROMPT_ATTENTION = 11, 12, 13, 14
+DENSE_PANELS, BLOCK_PANELS = 15, 16  # matmuls of many rows
+ROTATE = 17  # queries and keys of a prompt
 # Of weights, and of cached keys. WIDENED: weights in bf16 of a model in another type, for which
 # activations are not rounded.
 FLOAT32, BFLOAT16, WIDENED = 0, 1, 2
@@ -69,7 +71,8 @@ ZERO_CODES = tuple(kind.zero for kind in BLOCK_KINDS)
 INTEGER_FIELDS = (
     *("opcode", "waits", "tasks"),  # waits: 1 if it starts after all instructions before it
     # Operations other than matmul: units are rows, or rows times heads in a norm, times key heads
-    # in attention, and times heads and parts of the queries in attention of a prompt.
+    # in attention, and times heads and parts of the queries in attention of a prompt; PANELS in
+    # matmuls of many rows.
     *("units", "units_per_task"),
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
     *("x", "weight", "scales", "bias", "out", "dtype", "mode"),
@@ -91,6 +94,7 @@ FORMATS = [np.int64] * len(INTEGER_FIELDS) + [np.float64] * len(FLOAT_FIELDS)
 INSTRUCTION = np.dtype({"names": INTEGER_FIELDS + FLOAT_FIELDS, "formats": FORMATS})
 
 FEW_ROWS = 8  # up to here a matmul of the interpreter is faster than that of a library
+PANELS = 2  # of 16 outputs, in a unit of a matmul of many rows
 PROMPT_QUERIES = 256  # of a head in one unit, for which keys and values are laid out once
 TASK_BYTES = 24_576  # of a weight matrix in one task
 PREFETCH_BYTES = 12_288  # distance between the address that is prefetched and the one that is read

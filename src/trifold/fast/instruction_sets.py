@@ -21,6 +21,8 @@ class LaneInstructions(NamedTuple):
     weights are multiplied with uint8 in words of four, or with int16 in words of two. steps: of the
     range of such a row, two less than there are numbers, which rounding may exceed.
 
+    prompts: the precision of keys -> that of the products in the attention of a prompt.
+
     A sum of `most_inputs` products fits in 32 bits.
 
     rows, vectors: of a tile of a matmul with weights, whose 16 · vectors columns are sums in
@@ -31,6 +33,7 @@ class LaneInstructions(NamedTuple):
     features: tuple[str, ...]
     excluded: tuple[str, ...]
     products: dict[str, type[np.generic]]
+    prompts: dict[str, str]
     steps: int
     rows: int
     vectors: int
@@ -48,6 +51,7 @@ _AVX512 = LaneInstructions(
     features=("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16"),
     excluded=("amx-tile",),
     products={"float32": np.float32, "bfloat16": np.uint16, "int8": np.uint8},
+    prompts={"float32": "float32", "bfloat16": "bfloat16"},
     steps=2**8 - 3,
     rows=12,
     vectors=2,
@@ -60,6 +64,7 @@ SETS = (
         features=(*_AVX512.features, "amx-tile"),
         excluded=(),
         products={"float32": np.float32, "int8": np.uint8},
+        prompts={"float32": "float32"},
     ),
     # 16 registers of 8 numbers, of which 12 hold the sums. With AVX-512 of any kind, the library
     # of PyTorch is faster.
@@ -68,6 +73,7 @@ SETS = (
         features=("avx2", "fma"),
         excluded=("avx512f",),
         products={"float32": np.float32, "int8": np.int16},
+        prompts={"float32": "float32", "bfloat16": "float32"},
         steps=2**12 - 3,
         rows=6,
         vectors=1,
@@ -82,3 +88,17 @@ def instruction_set() -> LaneInstructions | None:
         if features().issuperset(each.features) and features().isdisjoint(each.excluded):
             return each
     return None
+
+
+def products_of_keys(precision: str) -> str | None:
+    """The precision in which a prompt multiplies keys of a precision; None without loops for it."""
+    found = instruction_set()
+    return None if found is None else found.prompts.get(precision)
+
+
+def has_panels() -> bool:
+    """Whether matmuls of many rows are instructions: where a library has none for integers or bf16,
+    and sums fill the registers of AVX2.
+    """
+    found = instruction_set()
+    return found is not None and found.name == "AVX2" and "f16c" in features()

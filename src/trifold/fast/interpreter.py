@@ -21,7 +21,9 @@ from trifold.fast.instruction import (
     BLOCK_EMBED,
     BLOCK_LAYOUT,
     BLOCK_MATMUL,
+    BLOCK_PANELS,
     BLOCK_QUANTIZE,
+    DENSE_PANELS,
     DEQUANTIZE,
     EMBED,
     FINISH,
@@ -32,6 +34,7 @@ from trifold.fast.instruction import (
     PREFETCH_BYTES,
     PROMPT_ATTENTION,
     QUANTIZE,
+    ROTATE,
     SCALE,
 )
 from trifold.fast.intrinsics import (
@@ -68,7 +71,13 @@ from trifold.fast.step_linear import (
     round_row,
     weight_address,
 )
-from trifold.fast.step_prompt import prompt_attention_in_bfloat16, prompt_attention_in_float32
+from trifold.fast.step_panels import multiply_panels
+from trifold.fast.step_prompt import (
+    prompt_attention_in_bfloat16,
+    prompt_attention_in_float32,
+    rotate_tokens_in_bfloat16,
+    rotate_tokens_in_float32,
+)
 
 SPINS = 100_000  # polls of a counter, one or two nanoseconds each, before the CPU is yielded
 STALL_YIELDS = 2_000  # after them, about a millisecond, a thread waits for one without a CPU
@@ -112,6 +121,15 @@ def _run_units(op: Any, units: range) -> None:
             prompt_attention_in_float32(op, units)
         else:
             prompt_attention_in_bfloat16(op, units)
+        return
+    if op.opcode == ROTATE:
+        if op.dtype == FLOAT32:
+            rotate_tokens_in_float32(op, units)
+        else:
+            rotate_tokens_in_bfloat16(op, units)
+        return
+    if op.opcode in (BLOCK_PANELS, DENSE_PANELS):
+        multiply_panels(op, units)
         return
     for row in units:
         if op.opcode == NORM:

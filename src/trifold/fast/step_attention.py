@@ -29,13 +29,13 @@ def attention(op: Any, units: range, keys: Array, values: Array) -> None:
         if op.new_keys != 0:
             new = unit * width
             slot = row * op.row_stride + kv_head * op.head_stride + op.slot * op.key_stride
-            _rotate(float32_at(op.new_keys, new + width)[new:], op, row, rotated)
+            rotate(float32_at(op.new_keys, new + width)[new:], op, row, rotated)
             store(rotated, keys[slot : slot + width])
             store(float32_at(op.new_values, new + width)[new:], values[slot : slot + width])
         _key_offsets(op, row, kv_head, offsets)
         for head in range(kv_head * group, (kv_head + 1) * group):
             start = (row * op.heads + head) * width
-            _rotate(float32_at(op.x, start + width)[start:], op, row, rotated)
+            rotate(float32_at(op.x, start + width)[start:], op, row, rotated)
             _dot_products(rotated, keys, offsets, scores)
             _adjust(scores, op, row, head)
             _softmax(scores)
@@ -44,7 +44,7 @@ def attention(op: Any, units: range, keys: Array, values: Array) -> None:
 
 
 @subroutine
-def _rotate(x: Array, op: Any, row: int, out: Array) -> None:
+def rotate(x: Array, op: Any, row: int, out: Array) -> None:
     """x (D,) with its first dimensions rotated by the angles of the row."""
     for d in range(x.shape[0]):
         out[d] = x[d]

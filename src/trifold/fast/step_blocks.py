@@ -28,22 +28,16 @@ from trifold.fast.intrinsics import (
     int32_at,
     release,
 )
-from trifold.fast.loops import (
-    F,
-    inline,
-    inverse_scale,
-    magnitude,
-    scale_of,
-    subroutine,
-)
+from trifold.fast.loops import F, inverse_scale, scale_of, subroutine
 from trifold.fast.step_linear import finish
 
-store_integer = INSTRUCTIONS.store
+store_integers = INSTRUCTIONS.store
+largest_of = INSTRUCTIONS.largest
 outputs_per_block_task = subroutine(ins.outputs_per_block_task)
 blocks_of = subroutine(plain_blocks_of)
 
 
-def _by_kind(new: Callable[[ins.BlockKind], Any]) -> Any:
+def by_kind(new: Callable[[ins.BlockKind], Any]) -> Any:
     """A function of the number of a kind of blocks and of what follows: it calls the one that `new`
     makes for that kind.
     """
@@ -71,12 +65,6 @@ def _by_kind(new: Callable[[ins.BlockKind], Any]) -> Any:
     return call
 
 
-@inline
-def to_int(x: Any) -> Any:
-    """The nearest integer of a number below 2²²: adding 1.5 · 2²³ moves it to the last bits."""
-    return np.int32(np.float32(x + F(12582912)).view(np.int32) - np.int32(0x4B400000))
-
-
 # --- activations ----------------------------------------------------------------------------------
 
 
@@ -99,18 +87,10 @@ def quantize_blocks(op: Any, row: int, memory: int) -> None:
         start = op.x + 4 * (row * inputs + block * BLOCK)
         if last != 0 and block == blocks - 1:
             start = last
-        x = float32_at(start, BLOCK)
         integers = memory + 2 * BLOCK * (row * blocks + block)
-        largest = magnitude(F(0))
-        for j in range(BLOCK):
-            largest = max(largest, magnitude(x[j]))
-        scale = scale_of(largest) / F(256)
+        scale = scale_of(largest_of(start)) / F(256)
         factor = inverse_scale(scale)
-        total = np.int32(0)
-        for j in range(BLOCK):
-            number = to_int(x[j] * factor)
-            store_integer(integers, j, number)
-            total += number
+        total = store_integers(integers, start, factor)
         scales[block] = scale
         if zero == 0:
             float_terms[block] = scale * F(total)
@@ -160,7 +140,7 @@ def release_rows(op: Any, memory: int) -> None:
 
 
 # Multiplies 8, 4, 2 or 1 rows with a panel.
-_tile = _by_kind(INSTRUCTIONS.new_tile)
+_tile = by_kind(INSTRUCTIONS.new_tile)
 
 
 @subroutine
@@ -220,8 +200,8 @@ def block_matmul(op: Any, task: int, memory: int) -> None:
 # --- rows of a prompt -----------------------------------------------------------------------------
 
 
-_decode = _by_kind(partial(new_decoder, rounds=False))
-_decode_to_bfloat16 = _by_kind(partial(new_decoder, rounds=True))
+_decode = by_kind(partial(new_decoder, rounds=False))
+_decode_to_bfloat16 = by_kind(partial(new_decoder, rounds=True))
 
 
 @subroutine

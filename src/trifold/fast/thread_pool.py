@@ -20,14 +20,17 @@ from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.bfloat16_weight import Bfloat16Weight
-from trifold.fast.block_weight import BlockWeight
+from trifold.fast.block_weight import PANEL, BlockWeight
 from trifold.fast.instruction import (
     BFLOAT16,
     BLOCK_KINDS,
     BLOCK_MATMUL,
+    BLOCK_PANELS,
+    DENSE_PANELS,
     FLOAT32,
     INSTRUCTION,
     MATMUL,
+    PANELS,
     WIDENED,
     BlockKind,
     outputs_per_block_task,
@@ -98,16 +101,38 @@ def execute_one(**fields: Field) -> None:
     execute(program)
 
 
+def new_program(instructions: Sequence[dict[str, Field]]) -> Array:
+    """Instructions with these fields, as `set_fields` sets them, a field of all of them at a time:
+    a prompt is translated each time that it is read.
+    """
+    program = np.zeros(len(instructions), INSTRUCTION)
+    values: dict[str, tuple[list[int], list[Any]]] = {}
+    for index, fields in enumerate(instructions):
+        for name, value in fields.items():
+            if name not in values:
+                values[name] = [], []
+            indices, found = values[name]
+            indices.append(index)
+            found.append(_content(name, value))
+    for name, (indices, found) in values.items():
+        program[name][indices] = found
+    return program
+
+
 def set_fields(program: Array, index: Any, **fields: Field) -> None:
     """Set fields of program[index]: tensors by address, None as 0. The caller keeps the tensors
     alive. All but keys and values, which have strides, are contiguous.
     """
     for name, value in fields.items():
-        if isinstance(value, Tensor):
-            assert value.is_contiguous() or name in STRIDED, f"{name}: not contiguous"
-            program[name][index] = value.data_ptr()
-        else:
-            program[name][index] = value or 0
+        program[name][index] = _content(name, value)
+
+
+def _content(name: str, value: Field) -> float:
+    """The content of a field."""
+    if not isinstance(value, Tensor):
+        return value or 0
+    assert value.is_contiguous() or name in STRIDED, f"{name}: not contiguous"
+    return value.data_ptr()
 
 
 def divide_into_tasks(program: Array) -> None:
@@ -154,6 +179,13 @@ def _block_sizes(outputs: int, inputs: int, bits: int, kind: int) -> dict[str, F
         **{"opcode": BLOCK_MATMUL, "dtype": kind, "inputs": inputs},
         **{"outputs": outputs, "tasks": -(-outputs // per_task)},
     }
+
+
+def panel_fields(weight: Weight) -> dict[str, Field]:
+    """The fields of a matmul of many rows, on processors with `instruction_sets.has_panels`."""
+    opcode = BLOCK_PANELS if isinstance(weight, BlockWeight) else DENSE_PANELS
+    units = -(-weight.shape[0] // (PANELS * PANEL))
+    return matmul_fields(weight) | {"opcode": opcode, **divided(units)}
 
 
 def block_kind(weight: BlockWeight) -> int:
