@@ -34,20 +34,13 @@ from torch import Tensor
 
 from trifold.fast import bfloat16_linear
 from trifold.fast.attention import attend, supports_prompt_attention
-from trifold.fast.instruction_sets import has_panels
 from trifold.fast.one_state import head_output, output_of_one_state, reads_one_state
-from trifold.nn import Mask, ModelConfig, Transformer, ops
+from trifold.nn import Mask, Transformer, ops
 from trifold.nn.hooks import capture
 from trifold.nn.losses import linear_cross_entropy
 
 pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
 DECODERS = ("encoder-decoder", "decoder")
-PROMPTED = {
-    **{"shape": "decoder", "norm": "rms", "positions": "rotary", "gated": True},
-    **{"activation": "silu", "attention_bias": False, "feed_forward_bias": False},
-    **{"norm_placement": "pre", "dropout": 0.0, "vocab_size": 64, "max_positions": 32},
-    **{"d_model": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": 1, "d_ff": 96},
-}
 
 
 def losses(model: Transformer, example: Example) -> list[Tensor]:
@@ -154,26 +147,6 @@ def test_a_prompt_in_parts_has_the_bits_of_a_whole_one(dtype: torch.dtype) -> No
         exact = ops.attend(q.double(), k.double(), v.double(), Mask(causal=True))
     for found in (whole, torch.cat(parts, 2)):
         assert relative_error([found], [exact]) <= {torch.float32: 1e-5}.get(dtype, 1e-2)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_prompt_of_a_decoder_in_parts_has_the_states_of_a_whole_one(dtype: torch.dtype) -> None:
-    """The heads of most models of the laws are too narrow for a compiled prompt."""
-    model = Transformer(ModelConfig(**PROMPTED)).eval()
-    exact = deepcopy(model).double()
-    tokens = texts_of(model.config, 2, 21)
-    model.to(dtype)
-    whole, parts, one = (
-        decode_parts(model, some, ends, None, model.new_cache())
-        for some, ends in ((tokens, [21]), (tokens, [9, 21]), (tokens[:1], [21]))
-    )
-    if has_panels():
-        assert torch.equal(parts, whole) and torch.equal(one, whole[:1])
-    with plain():
-        expected = decode_parts(exact, tokens, [21], None, exact.new_cache())
-    for found in (whole, parts):
-        assert relative_error([found], [expected]) <= {torch.float32: 1e-5}.get(dtype, 2e-2)
 
 
 @torch.no_grad()
