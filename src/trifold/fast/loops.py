@@ -19,6 +19,8 @@ from numba import njit, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
+import trifold.fast.compilation_note  # noqa: F401 (it prints when a loop is compiled)
+
 Array: TypeAlias = NDArray[Any]
 F = np.float32
 
