@@ -176,8 +176,8 @@ def test_cached_decoding_in_bf16_has_the_rounding_errors_of_the_plain_one(name: 
 
 @cases("fast int8", every=2)
 def test_int8_weights_are_their_dequantized_values(name: str) -> None:
-    """States, a gradient that passes through them, and decoding of few rows, whose activations have
-    16 bits."""
+    """States, a gradient that passes through them, and decoding. Its activations have 16 bits in
+    steps, and on a processor with AVX2 only also those of sources and prompts."""
     model, reference = int8_model_of(name), dequantized_of(name)
     example = padded(rows_of(config_of(name)))
     title = next(title for title, p in model.named_parameters() if p.dim() == 1)
@@ -193,7 +193,7 @@ def test_int8_weights_are_their_dequantized_values(name: str) -> None:
             got = decoded(model, "growing", 3, 2)
             with plain():
                 expected = decoded(reference, "growing", 3, 2)
-        assert_close(got, expected, 1e-4)
+        assert_close(got, expected, 3e-4)
 
 
 @cases("fast int8 training", every=8)
