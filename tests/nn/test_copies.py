@@ -14,7 +14,7 @@ from trifold.nn import ModelConfig, Transformer
 from trifold.nn.copies import copy_of
 from trifold.nn.layers import Linear
 from trifold.nn.parts import AttentionPart, BlockPart, FeedForwardPart, part_of
-from trifold.nn.stack import Block
+from trifold.nn.stack import Block, all_parameters
 
 PLACES = (AttentionPart, BlockPart, FeedForwardPart)
 
@@ -57,6 +57,7 @@ def test_layers_are_those_that_are_built(name: str, monkeypatch: pytest.MonkeyPa
     for title, module in modules.items():
         assert type(module) is type(others[title])
         assert text_of(described(module)) == text_of(described(others[title])), title
+    assert all_parameters(model).keys() == dict(model.named_parameters()).keys()
     parameters, built = dict(model.named_parameters()), dict(expected.named_parameters())
     assert [*parameters] == [*built]  # none is shared that was not
     for title, parameter in parameters.items():

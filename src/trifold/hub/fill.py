@@ -26,7 +26,7 @@ from trifold.nn import Transformer
 from trifold.nn.embeddings import TokenEmbedding
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.layers import Linear
-from trifold.nn.stack import all_modules
+from trifold.nn.stack import all_modules, all_parameters
 
 Stored = Literal["int8", "int4", "file"]
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -64,7 +64,7 @@ def fill_model(
     device = torch.device(device)
     modules = all_modules(model)
     _convert_buffers(modules, dtype, device)
-    parameters = dict(model.named_parameters())
+    parameters = all_parameters(model)
     matrices = _quantizable(modules)
     for name, weight in blocks.items():
         if weight.device != device:
@@ -194,7 +194,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
 def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
     """The matrices that can be stored in few bits, by the names of their parameters."""
     matrices = _quantizable(all_modules(model))
-    return {name: each for name, each in model.named_parameters() if each in matrices}
+    return {name: each for name, each in all_parameters(model).items() if each in matrices}
 
 
 def _block_bits(
@@ -229,8 +229,9 @@ def _small_weight(
 def _replace(modules: Sequence[nn.Module], weight: QuantizedWeight) -> None:
     """Make this the weight of modules that share one."""
     for module in modules:
-        del module.weight
-        module.weight = weight
+        # As the attribute is deleted and set, in a fraction of the time.
+        module._parameters.pop("weight", None)  # the module may be there twice
+        module._modules["weight"] = weight
 
 
 def _quantizable(modules: Sequence[nn.Module]) -> dict[nn.Parameter, list[nn.Module]]:

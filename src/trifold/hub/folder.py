@@ -38,7 +38,7 @@ from trifold.hub.weights import MAX_SHARD, dtype_name, has_weights, read_weights
 from trifold.jsonfiles import read_json
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Head
-from trifold.nn.stack import all_modules
+from trifold.nn.stack import all_modules, all_parameters
 from trifold.settings import warn
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -199,17 +199,17 @@ def load_model(
     config = complete_config(family, config, weights, folder / CONFIG)
     config = _with_heads(family, config, heads, weights, folder)
     model = empty_model(config, folder / CONFIG)
-    parameters = dict(model.named_parameters())
+    parameters = all_parameters(model)
     table = family.rules(config)
-    load = rules.loader(table, parameters)
+    conversions = rules.conversions(table, parameters)
     found: dict[str, Weight] = {}
     finish = _nothing
     if file is not None:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        found, finish = file.matrices(load, shapes, dtype, memory)
+        found, finish = file.matrices(conversions, shapes, dtype, memory)
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
-    tensors = load(theirs)
+    tensors = rules.converted(conversions, theirs)
     others = ((name, tensors[name]) for name in tensors if name not in found)
     blocks = {name: each for name, each in found.items() if isinstance(each, QuantizedWeight)}
     ready = {name: each for name, each in found.items() if isinstance(each, Tensor)}

@@ -19,6 +19,7 @@ from trifold.hub.rows import group_of
 from trifold.hub.tensors import shapes_of
 from trifold.hub.unknown_keys import warn_of_ignored
 from trifold.nn import ModelConfig, Transformer
+from trifold.nn.stack import all_parameters
 
 # Entries of a table of sinusoids, which is not stored, beside small weights.
 MAX_POSITION_TABLE = 2**24
@@ -73,7 +74,7 @@ def meta_parameters(config: ModelConfig, place: UntrustedPath) -> dict[str, Tens
     model has.
     """
     with torch.device("meta"):
-        return dict(empty_model(config, place).named_parameters())
+        return {**all_parameters(empty_model(config, place))}
 
 
 def empty_model(config: ModelConfig, place: UntrustedPath) -> Transformer:

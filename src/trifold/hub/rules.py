@@ -14,7 +14,7 @@ they always agree.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -23,7 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trifold.hub.tensors import lazy_tensors, list_problems, renamed_tensors, shapes_of
+from trifold.hub.tensors import (
+    lazy_tensors,
+    list_problems,
+    renamed_tensors,
+    shape_only,
+    shapes_of,
+)
 from trifold.hub.transforms import SAME, Tensors, Transform
 
 # --- rules ----------------------------------------------------------------------------------------
@@ -217,6 +223,36 @@ class Conversion(NamedTuple):
     transform: Transform
 
 
+class Route(NamedTuple):
+    """The tensors of theirs that one of ours is made of, and the way in which it is made: tensors
+    of equal shapes give equal results in equal ways.
+    """
+
+    theirs: tuple[str, ...]
+    way: Hashable
+
+
+def routes(conversions: Iterable[Conversion]) -> dict[str, Route]:
+    """The route of each of our tensors."""
+    return {
+        name: Route(each.theirs, (each.transform, place))
+        for each in conversions
+        for place, name in enumerate(each.ours)
+    }
+
+
+def joined_routes(last: Mapping[str, Route], first: Mapping[str, Route]) -> dict[str, Route]:
+    """The routes whose steps are these; the tensors between them are "ours" of the first."""
+    found = {}
+    for name, route in last.items():
+        before = [first[each] for each in route.theirs if each in first]
+        if len(before) == len(route.theirs):
+            theirs = tuple(each for one in before for each in one.theirs)
+            ways = [(one.way, len(one.theirs)) for one in before]
+            found[name] = Route(theirs, (route.way, *ways))
+    return found
+
+
 def conversions(rules: Iterable[AnyRule], names: Iterable[str]) -> Sequence[Conversion]:
     """Every rule with its placeholders filled from our names. Each name must have exactly one
     rule.
@@ -308,21 +344,16 @@ def loading(
     rules: Sequence[AnyRule], theirs: Mapping[str, Tensor], ours: Collection[str]
 ) -> Mapping[str, Tensor]:
     """Our parameters from their tensors, as returned by `checked`, each made on demand."""
-    return loader(rules, ours)(theirs)
+    return converted(conversions(rules, ours), theirs)
 
 
-def loader(
-    rules: Sequence[AnyRule], ours: Collection[str]
-) -> Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]:
-    """The function that makes our parameters from their tensors."""
-    found = conversions(rules, ours)
-
-    def load(theirs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return lazy_tensors(
-            {each.ours: partial(_run, each.transform.load, theirs, each.theirs) for each in found}
-        )
-
-    return load
+def converted(
+    conversions: Iterable[Conversion], theirs: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Our tensors from theirs, each made on demand."""
+    return lazy_tensors(
+        {each.ours: partial(_run, each.transform.load, theirs, each.theirs) for each in conversions}
+    )
 
 
 def _run(
@@ -340,7 +371,7 @@ def checked(
     not zero although it must be, or not equal to the tensor it is tied to.
     """
     # Saving on the meta device gives the names and shapes of their tensors.
-    shapes = {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in ours.items()}
+    shapes = {name: shape_only(t.shape, t.dtype) for name, t in ours.items()}
     expected = dict(saving(rules, shapes))
     constant = constants(rules, ours)
     theirs = renamed(rules, theirs, expected)

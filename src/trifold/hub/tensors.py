@@ -71,6 +71,12 @@ class TransformedTensors(Mapping[str, Tensor]):
         return len(self._values)
 
 
+@lru_cache(maxsize=256)  # layers are alike
+def shape_only(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor without values, on the meta device; equal ones are shared."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
 def shapes_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Tensors of the same names, shapes and types, whose values are not read."""
     return getattr(tensors, "shapes", None) or tensors

@@ -21,14 +21,19 @@ from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import PAGE_BYTES, HugeMemory
 from trifold.fast.quantized_weight import Weight
+from trifold.folders import named
 from trifold.hub import load_model
+from trifold.hub.families import FAMILIES
 from trifold.hub.fill import named_matrices
 from trifold.hub.gguf import matrices
 from trifold.hub.gguf.blocks import TYPES, BlockType, dequantize
 from trifold.hub.gguf.file_format import TensorEntry
+from trifold.hub.gguf.folder import open_gguf
 from trifold.hub.gguf.matrices import MovedRows, lay_out, moved_matrices, stored_matrices
+from trifold.hub.rules import conversions, converted, joined_routes, routes
 from trifold.hub.tensors import TransformedTensors
 from trifold.nn import Inputs, Transformer
+from trifold.nn.stack import all_parameters
 
 KINDS = {kind.name: kind for kind in TYPES.values() if kind.values is not None}
 # The types that are kept -> bits in memory.
@@ -245,6 +250,35 @@ def test_matrices_in_bf16_are_not_decoded_in_float32(name: str, tmp_path: Path) 
     assert not any(isinstance(module, Bfloat16Weight) for module in half.modules())
 
 
+@pytest.mark.parametrize("kind", [Types.Q8_0, Types.BF16])
+@pytest.mark.parametrize("name", CASES)
+def test_matrices_that_are_made_alike_have_the_same_rows(
+    name: str, kind: Types, tmp_path: Path
+) -> None:
+    path = CASES[name].write(tmp_path / "a.gguf", CASES[name].model(), kind)
+    folder = open_gguf(named(path))
+    model, _ = load_model(path)
+    shapes = {title: each.shape for title, each in named_matrices(model).items()}
+    assert model.family is not None
+    found = conversions(FAMILIES[model.family].rules(model.config), all_parameters(model))
+    ways = joined_routes(routes(found), folder.translation.routes)
+
+    def move(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return converted(found, folder.translation.of(tensors))
+
+    alike = moved_matrices(folder.stored, move, shapes, ways)
+    alone = moved_matrices(folder.stored, move, shapes)
+    assert alike.keys() == alone.keys()
+    assert alike
+    for title, rows in alone.items():
+        assert alike[title].matrix is rows.matrix
+        count = rows.matrix.rows
+        numbers = torch.arange(count)
+        assert torch.equal(numbers[alike[title].order], numbers[rows.order])
+    if name == "llama":
+        assert len({id(rows.order) for rows in alike.values()}) < len(alike)
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not Linux")
 @pytest.mark.parametrize("kind", [Types.BF16, Types.F32])
 def test_numbers_of_the_right_type_stay_in_the_memory_of_the_file(
@@ -307,7 +341,9 @@ MEMORY = """
 import ctypes
 import sys
 from pathlib import Path
+from trifold.folders import named
 from trifold.hub import load_model
+from trifold.hub.families import FAMILIES
 
 def private():
     ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps is not the model's

@@ -20,12 +20,14 @@ from trifold.fast.block_weight import BlockWeight
 from trifold.fast.huge_pages import HugeMemory, read_ahead, release_pages
 from trifold.fast.quantized_weight import Weight
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
+from trifold.hub import rules
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
 from trifold.hub.gguf.matrices import StoredMatrix, lay_out, moved_matrices, needed_bytes
 from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.tensors import TranslatedTensors, open_matrices, open_tensors
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
+from trifold.hub.rules import Conversion, joined_routes
 
 ENDING = ".gguf"
 KIND = "general.type"
@@ -61,7 +63,7 @@ class GGUFFolder(FileAsFolder):
 
     def matrices(
         self,
-        load: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
+        conversions: Sequence[Conversion],
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
         memory: HugeMemory,
@@ -71,11 +73,16 @@ class GGUFFolder(FileAsFolder):
         memory of the file. Other threads lay out blocks: the second result must be called before
         they are read, and may be called again.
 
-        load: makes the tensors of a model from those by the names of the family. Both functions
-        raise CheckpointError for values that have no scale.
+        conversions: from the tensors of the family to those of the model. Both functions raise
+        CheckpointError for values that have no scale.
         """
         stored = {name: each for name, each in self.stored.items() if each.is_kept(dtype)}
-        found = moved_matrices(stored, lambda tensors: load(self.translation.of(tensors)), shapes)
+        routes = joined_routes(rules.routes(conversions), self.translation.routes)
+
+        def move(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            return rules.converted(conversions, self.translation.of(tensors))
+
+        found = moved_matrices(stored, move, shapes, routes)
         with self._naming():
             made, finish_layout = lay_out(found, dtype, memory)
 

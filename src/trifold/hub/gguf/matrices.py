@@ -11,10 +11,11 @@ change in another way is decoded instead. How the types of a file are stored:
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
 from trifold.fast.quantized_weight import Weight
 from trifold.hub.gguf.blocks import BlockType, codes_of_q5_k, dequantize, scales_of_groups
 from trifold.hub.gguf.file_format import TensorEntry
+from trifold.hub.rules import Route
 from trifold.hub.tensors import TransformedTensors
 
 CHUNK = 2**19  # values of a matrix that are laid out at a time, to bound the memory of copies
@@ -38,6 +40,7 @@ COLUMNS = len(FACTORS)
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # NumPy has no bf16
 
 Move = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+NONE: Mapping[str, Any] = MappingProxyType({})
 Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
 
 
@@ -103,38 +106,70 @@ class MovedRows(NamedTuple):
 
 
 def moved_matrices(
-    stored: Mapping[str, StoredMatrix], move: Move, shapes: Mapping[str, torch.Size]
+    stored: Mapping[str, StoredMatrix],
+    move: Move,
+    shapes: Mapping[str, torch.Size],
+    routes: Mapping[str, Route] = NONE,
 ) -> dict[str, MovedRows]:
     """The matrices among those with these shapes that are rows of one tensor of the file.
 
-    move: makes tensors by our names from those by the names of the file.
+    move: makes tensors by our names from those by the names of the file. routes: how it makes them;
+        one of those that are made alike is looked at.
     """
-    if not stored:
-        return {}
+    find = _finder(stored, move)
+    found: dict[str, MovedRows] = {}
+    known: dict[Hashable, tuple[int, Tensor | slice] | None] = {}
+    for name, shape in shapes.items():
+        theirs = routes[name].theirs if name in routes else ()
+        sources = [stored[each] for each in theirs if each in stored]
+        if not sources or len(sources) < len(theirs):
+            rows = find(name, shape)
+            if rows is not None:
+                found[name] = rows
+            continue
+        key = (shape, routes[name].way, *(each.entry.shape for each in sources))
+        if key not in known:
+            rows = find(name, shape)
+            known[key] = None if rows is None else (sources.index(rows.matrix), rows.order)
+        if (place := known[key]) is not None:
+            found[name] = MovedRows(sources[place[0]], place[1])
+    return found
+
+
+def _finder(
+    stored: Mapping[str, StoredMatrix], move: Move
+) -> Callable[[str, torch.Size], MovedRows | None]:
+    """A function that returns the rows of a matrix by name and shape, if it has rows of one tensor;
+    see `moved_matrices`.
+    """
     in_order = list(stored.values())
     starts = [matrix.first for matrix in in_order]
     # Most rules move nothing: their results are parts of this table, which has no values.
-    table = torch.empty(in_order[-1].first + in_order[-1].rows, COLUMNS, dtype=torch.int8)
+    count = in_order[-1].first + in_order[-1].rows if in_order else 0
+    table = torch.empty(count, COLUMNS, dtype=torch.int8)
 
     def move_all(make: Callable[[StoredMatrix], Tensor]) -> Mapping[str, Tensor]:
         return move(TransformedTensors(stored, lambda name, matrix: make(matrix)))
 
     same = move_all(lambda matrix: matrix.part_of(table))
     moved = move_all(StoredMatrix.numbers)
-    found: dict[str, MovedRows] = {}
-    for name, (count, width) in shapes.items():
+
+    def find(name: str, shape: torch.Size) -> MovedRows | None:
+        count, width = shape
         try:
             rows = _rows_in_order(table, same[name], count) or _moved_rows(moved[name], count)
         except (KeyError, IndexError, RuntimeError, ValueError):
-            continue
+            return None
         if rows is None:
-            continue
+            return None
         start = rows.start if isinstance(rows, slice) else int(rows[0])
         matrix = in_order[bisect_right(starts, start) - 1]
         order = _inside(matrix, rows)
-        if order is not None and matrix.entry.shape[-1] == width:
-            found[name] = MovedRows(matrix, order)
-    return found
+        if order is None or matrix.entry.shape[-1] != width:
+            return None
+        return MovedRows(matrix, order)
+
+    return find
 
 
 def _numbered(rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ family. Quantized ones are decoded when they are read.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,15 +12,16 @@ from torch import Tensor
 from trifold.hub.gguf.blocks import dequantize
 from trifold.hub.gguf.file_format import GGUFFile, TensorEntry
 from trifold.hub.gguf.matrices import StoredMatrix, stored_matrices
-from trifold.hub.rules import ParameterRule, as_tuple, fill_name, matches
+from trifold.hub.rules import Conversion, ParameterRule, Route, as_tuple, fill_name, matches, routes
 from trifold.hub.tensors import (
     TransformedTensors,
     lazy_tensors,
     list_problems,
     mapped_bytes,
+    shape_only,
     shapes_of,
 )
-from trifold.hub.transforms import SAME, Tensors, Transform
+from trifold.hub.transforms import SAME, Tensors
 
 
 class _Place(NamedTuple):
@@ -48,7 +49,7 @@ def open_matrices(files: Sequence[GGUFFile]) -> Mapping[str, StoredMatrix]:
 
 
 def _shape(entry: TensorEntry) -> Tensor:
-    return torch.empty(entry.shape, dtype=entry.kind.dtype or torch.float32, device="meta")
+    return shape_only(entry.shape, entry.kind.dtype or torch.float32)
 
 
 def _read(place: _Place) -> Tensor:
@@ -76,14 +77,6 @@ def _bytes(place: _Place) -> Tensor:
 # --- names of the family --------------------------------------------------------------------------
 
 
-class _Group(NamedTuple):
-    """Tensors of the family, and those of the file that they are made of."""
-
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    transform: Transform
-
-
 class TranslatedTensors:
     """The tensors of a file by the names of the family, and in its form.
 
@@ -100,16 +93,26 @@ class TranslatedTensors:
     ) -> None:
         self._groups, problems = _groups(rules, tensors, unread)
         shapes: dict[str, Tensor] = {}
+        # Layers are alike, and operators for shapes are slow.
+        known: dict[tuple[Any, ...], Tensors] = {}
         for group in self._groups:
+            theirs = [_shape_in(tensors, name) for name in group.theirs]
+            key = (group.transform, *((each.shape, each.dtype) for each in theirs))
             try:
-                made = group.transform.load([_shape_in(tensors, name) for name in group.theirs])
-                shapes |= zip(group.ours, made, strict=True)
+                if key not in known:
+                    known[key] = group.transform.load(theirs)
+                shapes |= zip(group.ours, known[key], strict=True)
             except (RuntimeError, ValueError, IndexError):
                 found = ", ".join(f"{name} {_shape_text(tensors, name)}" for name in group.theirs)
                 problems.append(f"wrong shape: {found}")
         if problems:
             raise list_problems(f"{place}: the tensors do not fit the metadata", problems)
         self._shapes = shapes
+
+    @property
+    def routes(self) -> dict[str, Route]:
+        """How each tensor of the family is made of those of the file."""
+        return routes(self._groups)
 
     @property
     def changed(self) -> frozenset[str]:
@@ -126,7 +129,7 @@ class TranslatedTensors:
         return TransformedTensors(self._shapes, lambda name, shape: made[name], self._shapes)
 
 
-def _make(group: _Group, tensors: Mapping[str, Tensor]) -> Tensors:
+def _make(group: Conversion, tensors: Mapping[str, Tensor]) -> Tensors:
     return group.transform.load([tensors[name] for name in group.theirs])
 
 
@@ -140,9 +143,9 @@ def _shape_text(tensors: Mapping[str, Tensor], name: str) -> str:
 
 def _groups(
     rules: Sequence[ParameterRule], names: Mapping[str, Tensor], unread: Sequence[str]
-) -> tuple[list[_Group], list[str]]:
+) -> tuple[list[Conversion], list[str]]:
     """The rules with their placeholders filled from the names of the file, and what is wrong."""
-    groups: list[_Group] = []
+    groups: list[Conversion] = []
     problems: list[str] = []
     left = dict.fromkeys(name for name in names if name not in unread)
     for rule in rules:
@@ -153,7 +156,7 @@ def _groups(
             for each in theirs:
                 left.pop(each, None)
             ours = tuple(fill_name(pattern, values) for pattern in as_tuple(rule.ours))
-            groups.append(_Group(ours, theirs, rule.transform))
+            groups.append(Conversion(ours, theirs, rule.transform))
     problems += [f"not known: {name!r}" for name in left]
     complete = [group for group in groups if all(name in names for name in group.theirs)]
     return complete, problems
