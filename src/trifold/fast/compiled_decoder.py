@@ -23,7 +23,6 @@ from trifold.fast.quantized_weight import QuantizedWeight, Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
-    block_kind,
     divide_into_tasks,
     execute,
     matmul_fields,
@@ -104,7 +103,6 @@ class CompiledDecoder:
     def __init__(self, stack: Any, like: Tensor, max_rows: int, *, uses_library: bool) -> None:
         self.max_rows = max_rows
         self.uses_library = uses_library
-        self.hooks = HookSearch(stack)
         self.windows = np.array(
             [UNLIMITED if window is None else window for window in stack.windows]
         )
@@ -126,10 +124,11 @@ class CompiledDecoder:
             self._add_block(stack.blocks[number])
         self._add_norm(stack.final_norm, self.x, self.x)
         self.program = new_program(self.fields)
-        self._find_instructions()
+        self._prepare(stack)
 
-    def _find_instructions(self) -> None:
-        """The instructions that a step changes."""
+    def _prepare(self, stack: Any) -> None:
+        """Find the instructions that a step changes, and the hooks that prevent it."""
+        self.hooks = HookSearch(stack)
         program = self.program
         attention = program["opcode"] == ins.ATTENTION
         matmul = np.isin(program["opcode"], (ins.MATMUL, ins.BLOCK_MATMUL))
@@ -202,8 +201,9 @@ class CompiledDecoder:
         self, weight: BlockWeight, x: Tensor, out: Tensor, fields: dict[str, Field]
     ) -> None:
         """Multiply many rows, quantized by an instruction, unless they already are."""
-        fields |= matmul_fields(weight)
-        kind = block_kind(weight)
+        fields |= self._many_row_fields(weight)
+        kind = fields["dtype"]
+        assert isinstance(kind, int)
         zero = ins.ZERO_CODES[kind]
         width = x.shape[1]
         if self.quantized is None or self.quantized[0] is not x or self.quantized[1] != zero:
@@ -212,6 +212,10 @@ class CompiledDecoder:
             self.quantized = x, zero, rows
             fields["waits"] = 1
         self._add(out, **fields, x=self.quantized[2])
+
+    def _many_row_fields(self, weight: Weight) -> dict[str, Field]:
+        """The fields of a matmul of many rows with a weight."""
+        return matmul_fields(weight)
 
     def _add_library_matmul(
         self, weight: Weight, x: Tensor, out: Tensor, fields: dict[str, Field]

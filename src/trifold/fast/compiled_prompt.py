@@ -16,6 +16,7 @@ from trifold.fast import instruction as ins
 from trifold.fast.attention import product_type
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.compiled_decoder import CompiledDecoder, _float
+from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
@@ -37,7 +38,7 @@ class CompiledPrompt(CompiledDecoder):
         self.dtype = x.dtype
         super().__init__(stack, x, x.shape[0] * x.shape[1], uses_library=False)
 
-    def _find_instructions(self) -> None:
+    def _prepare(self, stack: Any) -> None:
         program = self.program
         program["rows"] = self.max_rows
         self.self_attention = np.flatnonzero(program["opcode"] == ins.PROMPT_ATTENTION)
@@ -78,11 +79,8 @@ class CompiledPrompt(CompiledDecoder):
             self._add(out, **panel_fields(layer.weight), x=x, **fields)
         return out
 
-    def _add_block_matmul(
-        self, weight: BlockWeight, x: Tensor, out: Tensor, fields: dict[str, Field]
-    ) -> None:
-        super()._add_block_matmul(weight, x, out, fields)
-        self.fields[-1] |= panel_fields(weight)
+    def _many_row_fields(self, weight: Weight) -> dict[str, Field]:
+        return panel_fields(weight)
 
     def _add_attention(
         self, layer: Attention, x: Tensor, out: Tensor, mode: int, *, crosses: bool

@@ -1,10 +1,12 @@
-"""The compiled decoding step: one more token for every row; replaces `nn.ops.decoding_step`.
+"""The compiled decoding step: one more token for every row, or many of a prompt; replaces
+`nn.ops.decoding_step`.
 
 The stack is translated into instructions once per cache (compiled_decoder.py) and executed by
 interpreter.py; a library multiplies more than FEW_ROWS rows. The plain step runs for everything
 that is not supported: many rows in automatic casts; quantized weights other than blocks; gradients;
 windows over padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with
-fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves.
+fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves. On processors
+with `has_panels`, a prompt is a program, too (compiled_prompt.py).
 """
 
 from collections.abc import Iterator

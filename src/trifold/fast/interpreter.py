@@ -47,7 +47,7 @@ from trifold.fast.intrinsics import (
     to_pointer,
     yield_cpu,
 )
-from trifold.fast.loops import Array, inline
+from trifold.fast.loops import Array, inline, subroutine
 from trifold.fast.step_attention import attention
 from trifold.fast.step_blocks import (
     block_matmul,
@@ -131,6 +131,12 @@ def _run_units(op: Any, units: range) -> None:
     if op.opcode in (BLOCK_PANELS, DENSE_PANELS):
         multiply_panels(op, units)
         return
+    _run_rows(op, units)
+
+
+@subroutine
+def _run_rows(op: Any, units: range) -> None:
+    """Some units of an instruction that computes one unit after the other."""
     for row in units:
         if op.opcode == NORM:
             norm(op, row)

@@ -7,6 +7,7 @@ milliseconds after each operator. Starting work on the OpenMP threads takes two 
 
 import ctypes
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
@@ -106,16 +107,16 @@ def new_program(instructions: Sequence[dict[str, Field]]) -> Array:
     a prompt is translated each time that it is read.
     """
     program = np.zeros(len(instructions), INSTRUCTION)
-    values: dict[str, tuple[list[int], list[Any]]] = {}
+    values: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for index, fields in enumerate(instructions):
         for name, value in fields.items():
-            if name not in values:
-                values[name] = [], []
-            indices, found = values[name]
-            indices.append(index)
-            found.append(_content(name, value))
-    for name, (indices, found) in values.items():
-        program[name][indices] = found
+            if isinstance(value, Tensor):
+                values[name].append((index, _content(name, value)))
+            elif value:
+                values[name].append((index, value))
+    for name, found in values.items():
+        indices, contents = zip(*found, strict=True)
+        program[name][list(indices)] = contents
     return program
 
 
@@ -183,9 +184,9 @@ def _block_sizes(outputs: int, inputs: int, bits: int, kind: int) -> dict[str, F
 
 def panel_fields(weight: Weight) -> dict[str, Field]:
     """The fields of a matmul of many rows, on processors with `instruction_sets.has_panels`."""
-    opcode = BLOCK_PANELS if isinstance(weight, BlockWeight) else DENSE_PANELS
-    units = -(-weight.shape[0] // (PANELS * PANEL))
-    return matmul_fields(weight) | {"opcode": opcode, **divided(units)}
+    fields = matmul_fields(weight)
+    fields["opcode"] = BLOCK_PANELS if isinstance(weight, BlockWeight) else DENSE_PANELS
+    return fields | divided(-(-weight.shape[0] // (PANELS * PANEL)))
 
 
 def block_kind(weight: BlockWeight) -> int:
