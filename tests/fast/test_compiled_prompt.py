@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from trifold import fast
 from trifold.fast import decoding_step as step
-from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.instruction_sets import has_panels
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.nn import Cache, Inputs, Transformer
@@ -152,9 +152,12 @@ def test_weights_in_blocks_equal_their_values(
     assert reader.compiled == has_panels()
 
 
-def test_weights_in_bf16_are_not_rounded_further(make_model: Make, reader: Reader) -> None:
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_weights_in_16_bits_are_not_rounded_further(
+    make_model: Make, reader: Reader, stored: torch.dtype
+) -> None:
     model = make_model(**LLAMA)
-    replace_matrices(model, lambda matrix: Bfloat16Weight(matrix.bfloat16(), torch.float32))
+    replace_matrices(model, lambda matrix: HalfWeight(matrix.to(stored), torch.float32))
     tokens = tokens_of(model, 1, 21)
     expected, _ = plain(with_values(model), tokens, 21)
     got, _ = reader.read(model, tokens, 21)

@@ -12,8 +12,8 @@ from tests.models import randomize
 from torch import Tensor, nn
 
 from trifold.fast import decoding_step as step, instruction, layers, thread_pool
-from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.generate import GenerationConfig, Hypothesis, generate_tokens
 from trifold.nn import Cache, Inputs, Memory, ModelConfig, Transformer, capture
@@ -270,17 +270,18 @@ def test_weights_in_blocks_equal_their_dequantized_weights(
 
 
 @all_configs
-@pytest.mark.parametrize("rows", [2, 5, 12])
-def test_weights_in_bf16_are_not_rounded_further(
-    make_model: Make, values: dict[str, object], rows: int
+@pytest.mark.parametrize("rows", [2, 12])
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_weights_in_16_bits_are_not_rounded_further(
+    make_model: Make, values: dict[str, object], rows: int, stored: torch.dtype
 ) -> None:
     model = make_model(**values)
     rounded = copy.deepcopy(model)
     with torch.no_grad():
         for module in rounded.modules():
             if isinstance(module, Linear | TokenEmbedding | LanguageModelHead):
-                module.weight.copy_(module.weight.bfloat16())
-    replace_matrices(model, lambda matrix: Bfloat16Weight(matrix.bfloat16(), torch.float32))
+                module.weight.copy_(module.weight.to(stored))
+    replace_matrices(model, lambda matrix: HalfWeight(matrix.to(stored), torch.float32))
     got, cache = decode_steps(model, rows)
     expected, _ = decode_steps(rounded, rows, plain=True)
     assert is_compiled(cache) and got.dtype is torch.float32

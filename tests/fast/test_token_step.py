@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from trifold import fast
 from trifold.fast import decoding_step, layers, token_step
-from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight, blocks_of
+from trifold.fast.half_weight import HalfWeight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.fast.token_step import TokenStep, Unsupported, next_logits
 from trifold.generate import GenerationConfig, generate_tokens
@@ -71,7 +71,8 @@ WEIGHTS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "blocks of levels": lambda matrix: BlockWeight.quantize(matrix, 4),
     "blocks of 4 bits": lambda matrix: random_blocks(matrix, has_offsets=False),
     "blocks with offsets": lambda matrix: random_blocks(matrix, has_offsets=True),
-    "bf16": lambda matrix: Bfloat16Weight(matrix.bfloat16(), torch.float32),
+    "bf16": lambda matrix: HalfWeight(matrix.bfloat16(), torch.float32),
+    "fp16": lambda matrix: HalfWeight(matrix.half(), torch.float32),
 }
 
 

@@ -12,14 +12,17 @@ from tests.models import TWO_LAYERS
 import trifold
 from trifold.errors import CheckpointError, UsageError
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub import fill, load_model, save_model
 from trifold.hub.families import FAMILIES
+from trifold.hub.weights import SINGLE
 from trifold.nn import Inputs, ModelConfig, Transformer
 
 TINY = TWO_LAYERS | {"vocab_size": 31, "max_positions": 20}
+TOKENS = torch.tensor([[3, 7, 5, 11]])
 
 
 @pytest.fixture(params=["decoder", "encoder-decoder"])
@@ -190,3 +193,56 @@ def test_loaded_models_do_not_share_memory(folder: Path) -> None:
     assert all(bool(parameter.any()) for parameter in first.parameters())
     if first.encoder is None:
         assert bool(first(Inputs(torch.tensor([[3, 4]]))).any())
+
+
+def mapped_places(folder: Path) -> list[range]:
+    """The addresses at which the weights of a folder are mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in lines if line.endswith(f"{folder}/{SINGLE}")]
+    return [range(int(first, 16), int(last, 16)) for first, last in spans]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not Linux")
+@pytest.mark.parametrize("dtype", STORED, ids=str)
+def test_matrices_in_16_bits_stay_in_the_memory_of_their_file(
+    folder: Path, dtype: torch.dtype
+) -> None:
+    model, _ = load_model(folder)
+    save_model(folder, model, dtype=dtype)
+    exact, _ = load_model(folder)
+    found, _ = load_model(folder, stored="file")
+    halves = {name: m for name, m in found.named_modules() if isinstance(m, HalfWeight)}
+    assert len(halves) == len(fill.named_matrices(exact))
+    for name, weight in halves.items():
+        assert weight.values.dtype is dtype
+        assert torch.equal(weight.dequantize(), exact.get_parameter(name))
+        place = weight.values.data_ptr()
+        is_mapped = any(place in places for places in mapped_places(folder))
+        assert is_mapped or exact.config.encoder_layers  # the rules of Marian copy
+    second = Inputs(TOKENS) if exact.config.shape == "encoder-decoder" else None
+    with torch.no_grad():
+        expected = exact(Inputs(TOKENS), second)
+        assert (found(Inputs(TOKENS), second) - expected).abs().max() < 1e-5 * expected.abs().max()
+    same, _ = load_model(folder, dtype=dtype, stored="file")
+    assert not any(isinstance(module, QuantizedWeight) for module in same.modules())
+
+
+def test_encoders_have_full_weights_of_a_file_in_16_bits(tmp_path: Path) -> None:
+    model = Transformer(ModelConfig.parse(TINY | {"shape": "encoder"}))
+    save_model(tmp_path, model, dtype=torch.float16)
+    found, _ = load_model(tmp_path, stored="file")
+    assert not any(isinstance(module, QuantizedWeight) for module in found.modules())
+
+
+def test_transposed_matrices_in_16_bits_are_copied(tmp_path: Path) -> None:
+    """Those of GPT-2."""
+    config = FAMILIES["gpt2"].read({"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 31})
+    model = Transformer(config)
+    model.family = "gpt2"
+    save_model(tmp_path, model, dtype=torch.float16)
+    exact, _ = load_model(tmp_path)
+    found, _ = load_model(tmp_path, stored="file")
+    halves = {name: m for name, m in found.named_modules() if isinstance(m, HalfWeight)}
+    assert len(halves) == len(fill.named_matrices(exact))
+    for name, weight in halves.items():
+        assert torch.equal(weight.dequantize(), exact.get_parameter(name))

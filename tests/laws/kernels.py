@@ -33,6 +33,8 @@ import pytest
 FOLDER = Path(__file__).parent
 COUNTS: Counter[str] = Counter()  # of this process
 TYPES = ("float32", "bfloat16")  # in which a kernel must run, unless PRECISIONS says otherwise
+# What a matmul of the interpreter reads, by its number.
+WEIGHTS = (*TYPES, "widened bfloat16", "float16")
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "int8_linear": ("int8",),  # bf16 states
     "bias_linear": ("bfloat16",),
@@ -53,7 +55,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "dequantize_rows": ("bfloat16",),
     "requantize_gelu": ("float32",),  # no array of bf16
     "CompiledDecoder.run": tuple(
-        f"{each}{rows}" for each in (*TYPES, "blocks") for rows in ("", " of many rows")
+        f"{each}{rows}" for each in (*WEIGHTS, "blocks") for rows in ("", " of many rows")
     ),
     "_LinearCrossEntropy.backward": ("float32",),  # the gradient of a loss
     "onednn_linear": ("float32",),
@@ -243,8 +245,10 @@ def _precision(kernel: str, args: tuple[Any, ...]) -> str:
     import numpy as np
     from torch import Tensor
 
+    from trifold.fast.instruction import FEW_ROWS
+
     if kernel.endswith("CompiledDecoder.run"):
-        rows = " of many rows" if args[0].uses_library else ""
+        rows = " of many rows" if args[0].max_rows > FEW_ROWS else ""
         return _weights_of(args[0]) + rows
     if kernel.endswith("TokenStep.run"):
         return str(args[0].dtype).removeprefix("torch.")
@@ -264,9 +268,9 @@ def _weights_of(decoder: Any) -> str:
     program = decoder.program
     if (program["opcode"] == BLOCK_MATMUL).any():
         return "blocks"
-    if decoder.uses_library:
+    if decoder.matmuls:
         return str(decoder.matmuls[0][0].weight.dtype).removeprefix("torch.")
-    return TYPES[max(program["dtype"][program["opcode"] == MATMUL])]
+    return WEIGHTS[max(program["dtype"][program["opcode"] == MATMUL])]
 
 
 def count_kernels(patch: pytest.MonkeyPatch) -> None:

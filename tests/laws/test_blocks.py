@@ -10,9 +10,9 @@ from tests.models import add_noise
 from torch import Tensor
 
 from trifold import fast
-from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_layout import BlockLayout, FileRows
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.fill import fill_model
 from trifold.nn import Inputs, ModelConfig, Transformer, ops
@@ -105,12 +105,13 @@ def test_gradients_pass_through_blocks(bits: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("rows", [1, 30])
-def test_products_of_weights_in_bf16_are_those_of_their_values(
-    rows: int, dtype: torch.dtype
+@pytest.mark.parametrize("rows", [1, 30, 40])
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_products_of_weights_in_16_bits_are_those_of_their_values(
+    rows: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
-    values = torch.randn(50, 64).bfloat16()
-    weight = Bfloat16Weight(values, dtype)
+    values = torch.randn(50, 64).to(stored)
+    weight = HalfWeight(values, dtype)
     x = torch.randn(rows, 64).to(dtype).requires_grad_()
     g = torch.randn(rows, 50)
     found = ops.linear(x, weight)  # type: ignore[arg-type]

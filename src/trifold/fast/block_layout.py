@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
-from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight
+from trifold.fast.block_weight import BLOCK, PANEL, BlockWeight, blocks_of
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.instruction import (
     BLOCK4,
@@ -60,6 +60,13 @@ class FileRows(NamedTuple):
         size = 2 * _numbers(kind) + 4 * kind.bits
         rows = len(self.table) if self.order is None else len(self.order)
         return rows, self.table.shape[1] // size * BLOCK
+
+
+def block_bytes(rows: int, inputs: int, kind: BlockKind) -> int:
+    """The memory of a matrix of so many rows and columns in blocks."""
+    panels = -(-rows // PANEL)
+    row_bytes = blocks_of(inputs) * (BLOCK // 8 * kind.bits + 2 * _numbers(kind))
+    return panels * PANEL * row_bytes
 
 
 def can_lay_out() -> bool:

@@ -24,7 +24,7 @@ from trifold.fast.intrinsics import (
     int32_at,
     uint8_at,
 )
-from trifold.fast.loops import F, inline, magnitude, subroutine
+from trifold.fast.loops import F, half_to_float, inline, magnitude, subroutine
 from trifold.fast.processor import features
 from trifold.fast.vector_code import (
     FLOAT_TYPE,
@@ -370,19 +370,6 @@ def store_integers(block: Any, x: Any, factor: Any) -> Any:
         int16_at(block, BLOCK)[j] = np.int16(number)
         total += number
     return total
-
-
-@inline
-def half_to_float(bits: Any) -> Any:
-    """The value of a float16 (uint16): its exponent and fraction are moved to their places, and the
-    exponent is corrected by a product, which also covers denormal numbers.
-    """
-    magnitude = np.uint32(np.uint32(bits) & np.uint32(0x7FFF))
-    moved = np.uint32(magnitude << np.uint32(13))
-    number = moved.view(np.float32) * F(2.0**112)
-    if magnitude >= np.uint32(0x7C00):  # infinite or NaN
-        number = np.uint32(moved | np.uint32(0x7F800000)).view(np.float32)
-    return -number if np.uint32(bits) >= np.uint32(0x8000) else number
 
 
 @inline

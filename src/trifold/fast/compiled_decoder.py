@@ -25,6 +25,7 @@ from trifold.fast.thread_pool import (
     Field,
     divide_into_tasks,
     execute,
+    few_rows,
     matmul_fields,
     new_program,
     set_fields,
@@ -47,7 +48,7 @@ def sublayers(block: Any) -> list[Any]:
 
 
 class Matmul(NamedTuple):
-    """A matmul of a library: x (R, K) and weight (N, K) of one type, or a weight in bf16.
+    """A matmul of a library: x (R, K) and weight (N, K) of one type, or a weight in 16 bits.
 
     finish: the instruction that reads its result.
     """
@@ -96,13 +97,12 @@ class CompiledDecoder:
     """The instructions of one stack, their buffers for at most `max_rows` rows, and the tensors
     they read.
 
-    uses_library: a library multiplies between the instructions, which is faster for many rows;
-    otherwise matmuls are instructions too.
+    Matmuls are instructions, too, except those of more than a few rows: a library multiplies them
+    between the instructions, which is faster.
     """
 
-    def __init__(self, stack: Any, like: Tensor, max_rows: int, *, uses_library: bool) -> None:
+    def __init__(self, stack: Any, like: Tensor, max_rows: int) -> None:
         self.max_rows = max_rows
-        self.uses_library = uses_library
         self.windows = np.array(
             [UNLIMITED if window is None else window for window in stack.windows]
         )
@@ -189,12 +189,12 @@ class CompiledDecoder:
         code = ins.ACTIVATIONS[activation]
         fields: dict[str, Field] = {"activation": code, "mode": mode, "waits": waits}
         fields["bias"] = _float(layer.bias)
-        if self.uses_library and isinstance(layer.weight, BlockWeight):
-            self._add_block_matmul(layer.weight, x, out, fields)
-        elif self.uses_library:
-            self._add_library_matmul(layer.weight, x, out, fields)
-        else:
+        if self.max_rows <= few_rows(layer.weight):
             self._add(out, **matmul_fields(layer.weight), x=x, **fields)
+        elif isinstance(layer.weight, BlockWeight):
+            self._add_block_matmul(layer.weight, x, out, fields)
+        else:
+            self._add_library_matmul(layer.weight, x, out, fields)
         return out
 
     def _add_block_matmul(

@@ -36,7 +36,7 @@ class CompiledPrompt(CompiledDecoder):
     def __init__(self, stack: Any, x: Tensor) -> None:
         self.shape = x.shape
         self.dtype = x.dtype
-        super().__init__(stack, x, x.shape[0] * x.shape[1], uses_library=False)
+        super().__init__(stack, x, x.shape[0] * x.shape[1])
 
     def _prepare(self, stack: Any) -> None:
         program = self.program

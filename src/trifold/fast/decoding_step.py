@@ -2,7 +2,7 @@
 `nn.ops.decoding_step`.
 
 The stack is translated into instructions once per cache (compiled_decoder.py) and executed by
-interpreter.py; a library multiplies more than FEW_ROWS rows. The plain step runs for everything
+interpreter.py; a library multiplies more than a few rows. The plain step runs for everything
 that is not supported: many rows in automatic casts; quantized weights other than blocks; gradients;
 windows over padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with
 fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves. On processors
@@ -21,7 +21,11 @@ from trifold.fast.beam_index import current_index
 from trifold.fast.block_weight import PANEL, BlockWeight
 from trifold.fast.compiled_decoder import CompiledDecoder, HookSearch, sublayers
 from trifold.fast.compiled_prompt import CompiledPrompt
-from trifold.fast.instruction import ACTIVATIONS as ACTIVATION_CODES, FEW_ROWS
+from trifold.fast.instruction import (
+    ACTIVATIONS as ACTIVATION_CODES,
+    FEW_ROWS,
+    FEW_WIDENED_ROWS,
+)
 from trifold.fast.instruction_sets import has_panels
 from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.thread_pool import DTYPES, is_readable
@@ -119,13 +123,22 @@ def _translate(stack: Stack, x: Tensor, cache: Cache) -> CompiledDecoder | None:
     known = _translations.get(cache)
     if known is not None and rows in known.rows and known.stack() is stack:
         return known.decoder
-    has_many_rows = rows > FEW_ROWS
-    numbers = range(FEW_ROWS + 1, rows + 1) if has_many_rows else range(1, FEW_ROWS + 1)
+    numbers = _translated_alike(rows)
     decoder = None
     if is_supported(stack, cache, x):
-        decoder = CompiledDecoder(stack, x, numbers[-1], uses_library=has_many_rows)
+        decoder = CompiledDecoder(stack, x, numbers[-1])
     _translations[cache] = Translation(ref(stack), numbers, decoder)
     return decoder
+
+
+def _translated_alike(rows: int) -> range:
+    """The numbers of rows, at least up to this one, that the same instructions multiply."""
+    first = 1
+    for last in (FEW_ROWS, FEW_WIDENED_ROWS):
+        if rows <= last:
+            return range(first, last + 1)
+        first = last + 1
+    return range(first, rows + 1)
 
 
 # --- prompts --------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
-"""Dot products of rows of bf16 weights with activations, for the matmul of a decoding step.
+"""Dot products of rows of weights of 16 bits with activations, for the matmul of a decoding step.
 
 Memory limits the product with one row of activations, which stay in fp32: `dot_product` reads the
 weights in order; `dot_rows` reads 4 wide rows at once, so that activations are loaded a fourth as
-often. Arithmetic limits the product with several rows: in `dot_tile` 4 by 4 sums stay in registers,
-and one instruction multiplies 32 pairs (`vdpbf16ps`, AVX-512 BF16) and adds them to 16 sums.
+often. Arithmetic limits the product with several rows, whose sums stay in registers: those of 4
+rows in fp32 with some rows of weights in `rows_tile`, and in `dot_tile` those of 4 by 4 rows in
+bf16, of which one instruction multiplies 32 pairs (`vdpbf16ps`, AVX-512 BF16) and adds them to 16
+sums.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -15,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from trifold.fast.processor import features
+from trifold.fast.processor import converts_float16, features
 
 LANES = 16
 TILE = 4  # rows of weights, and of activations
@@ -32,15 +34,15 @@ TILE_PREFETCH_BYTES = 8192
 _INT32, _INT64 = ir.IntType(32), ir.IntType(64)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _WORDS = ir.VectorType(_INT32, LANES)
-_HALVES = ir.VectorType(ir.IntType(16), LANES)
-_ZEROS = ir.Constant(_FLOATS, [0.0] * LANES)
-_SIXTEEN = ir.Constant(_WORDS, [16] * LANES)
 
 llvm.initialize_native_asmparser()  # of an instruction that LLVM has no portable name for
 
 
 # Whether this processor has the instruction for pairs.
 HAS_PAIRS = features().issuperset(("avx512f", "avx512bf16"))
+# Numbers in a register, and rows of weights whose products with 4 rows fit in the registers.
+WIDTH = 16 if "avx512f" in features() else 8
+TILE_WEIGHTS = 4 if "avx512f" in features() else 2
 
 
 def _load(builder: Any, address: Any, kind: Any) -> Any:
@@ -67,37 +69,53 @@ def _plus(builder: Any, value: Any, bytes_: int) -> Any:
 
 
 def _sums_of_pairs(builder: Any, a: Any, b: Any) -> Any:
-    """The 8 sums of neighbours in a, then those in b."""
-    lanes = range(LANES)
-    even, odd = (ir.Constant(_WORDS, [2 * lane + side for lane in lanes]) for side in (0, 1))
+    """The sums of neighbours in a, then those in b."""
+    count = a.type.count
+    kind = ir.VectorType(_INT32, count)
+    even, odd = (ir.Constant(kind, [2 * lane + side for lane in range(count)]) for side in (0, 1))
     return builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
 
 
 def _totals(builder: Any, vectors: Sequence[Any]) -> Any:
-    """The total of each of 16 vectors; of fewer, so many sums of each."""
+    """The totals of a power of two of vectors, at most as many as their lanes, in the first
+    lanes.
+    """
+    sums = vectors[0].type.count
     while len(vectors) > 1:
         pairs = zip(vectors[::2], vectors[1::2], strict=True)
         vectors = [_sums_of_pairs(builder, a, b) for a, b in pairs]
+        sums //= 2
+    while sums > 1:
+        vectors = [_sums_of_pairs(builder, vectors[0], vectors[0])]
+        sums //= 2
     return vectors[0]
 
 
 def _loop(
-    builder: Any, count: Any, step: int, sums: int, body: Callable[[Any, Sequence[Any]], list[Any]]
+    builder: Any,
+    count: Any,
+    step: int,
+    sums: int,
+    body: Callable[[Any, Sequence[Any]], list[Any]],
+    kind: Any = _FLOATS,
 ) -> list[Any]:
-    """body(index, sums) -> new sums, for each step-th index below count > 0; returns the last."""
+    """body(index, sums) -> new sums, vectors of a type, for each step-th index below count > 0;
+    returns the last.
+    """
     before = builder.block
     inside = builder.append_basic_block("products")
     after = builder.append_basic_block("products.end")
     builder.branch(inside)
     builder.position_at_end(inside)
     index = builder.phi(_INT64)
-    totals = [builder.phi(_FLOATS) for _ in range(sums)]
+    zero = ir.Constant(kind, [0.0] * kind.count)
+    totals = [builder.phi(kind) for _ in range(sums)]
     results = body(index, totals)
     following = _plus(builder, index, step)
     end = builder.block
     for phi, first, last in (
         (index, ir.Constant(_INT64, 0), following),
-        *((total, _ZEROS, result) for total, result in zip(totals, results, strict=True)),
+        *((total, zero, result) for total, result in zip(totals, results, strict=True)),
     ):
         phi.add_incoming(first, before)
         phi.add_incoming(last, end)
@@ -134,16 +152,66 @@ def _prefetch_next_page(builder: Any, address: Any) -> None:
             _prefetch(builder, _plus(builder, address, PAGE_BYTES + line * LINE_BYTES))
 
 
-def _add_product(builder: Any, address: Any, numbers: Any, total: Any) -> Any:
-    """total + LANES weights at an address · numbers."""
-    words = builder.shl(builder.zext(_load(builder, address, _HALVES), _WORDS), _SIXTEEN)
-    factors = builder.bitcast(words, _FLOATS), numbers
-    return _call(builder, "llvm.fmuladd.v16f32", _FLOATS, *factors, total)
+# --- numbers of 16 bits ---------------------------------------------------------------------------
+
+# Vectors of 16 bits -> their numbers in fp32.
+Widen = Callable[[Any, Any], Any]
 
 
-@intrinsic
-def dot_product(typing: Any, weights: Any, x: Any, count: Any) -> Any:
-    """The dot product of `count` weights in bf16 with as many fp32 at the address x. count: a
+def bfloat16_to_float(builder: Any, halves: Any) -> Any:
+    """bf16 are the upper halves of fp32."""
+    kind = ir.VectorType(_INT32, halves.type.count)
+    moved = builder.shl(builder.zext(halves, kind), ir.Constant(kind, [16] * kind.count))
+    return builder.bitcast(moved, ir.VectorType(ir.FloatType(), kind.count))
+
+
+def float16_to_float(builder: Any, halves: Any) -> Any:
+    """One instruction of the processor, or the operations of `loops.half_to_float`."""
+    count = halves.type.count
+    floats = ir.VectorType(ir.FloatType(), count)
+    if converts_float16():
+        return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), count)), floats)
+    kind = ir.VectorType(_INT32, count)
+    mask, infinite, exponent, thirteen, sixteen = (
+        ir.Constant(kind, [value] * count) for value in (0x7FFF, 0x7C00, 0x7F800000, 13, 16)
+    )
+    bits = builder.zext(halves, kind)
+    magnitude = builder.and_(bits, mask)
+    moved = builder.shl(magnitude, thirteen)
+    scale = ir.Constant(floats, [2.0**112] * count)
+    number = builder.bitcast(builder.fmul(builder.bitcast(moved, floats), scale), kind)
+    is_finite = builder.icmp_unsigned("<", magnitude, infinite)
+    number = builder.select(is_finite, number, builder.or_(moved, exponent))
+    sign = builder.shl(builder.xor(bits, magnitude), sixteen)
+    return builder.bitcast(builder.or_(number, sign), floats)
+
+
+def _add_product(builder: Any, widen: Widen, address: Any, numbers: Any, total: Any) -> Any:
+    """total + weights at an address · numbers."""
+    kind = ir.VectorType(ir.IntType(16), numbers.type.count)
+    weights = widen(builder, _load(builder, address, kind))
+    return _fused(builder, weights, numbers, total)
+
+
+def _fused(builder: Any, a: Any, b: Any, total: Any) -> Any:
+    return _call(builder, f"llvm.fmuladd.v{a.type.count}f32", a.type, a, b, total)
+
+
+class HalfProducts(NamedTuple):
+    """Functions for compiled code that multiply weights of one type of 16 bits.
+
+    dot_product: see `_dot_product`. dot_rows: see `_dot_rows`. rows_tile, row_tile: see
+    `_rows_tile`, for TILE_WEIGHTS rows of weights and for one.
+    """
+
+    dot_product: Any
+    dot_rows: Any
+    rows_tile: Any
+    row_tile: Any
+
+
+def _dot_product(widen: Widen) -> Any:
+    """A function: the dot product of `count` weights with as many fp32 at the address x. count: a
     multiple of STEP.
     """
 
@@ -158,21 +226,22 @@ def dot_product(typing: Any, weights: Any, x: Any, count: Any) -> Any:
             for part, total in enumerate(sums):
                 numbers = _load(builder, _plus(builder, x_address, 4 * LANES * part), _FLOATS)
                 place = _plus(builder, address, 2 * LANES * part)
-                results.append(_add_product(builder, place, numbers, total))
+                results.append(_add_product(builder, widen, place, numbers, total))
             return results
 
         a, b, c, d = _loop(builder, limit, STEP, STEP // LANES, body)
-        total = builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
-        for _ in range(4):
-            total = _sums_of_pairs(builder, total, total)
+        total = _totals(builder, [builder.fadd(builder.fadd(a, b), builder.fadd(c, d))])
         return builder.extract_element(total, ir.Constant(_INT32, 0))
 
-    return types.float32(types.int64, types.int64, types.int64), generate
+    @intrinsic
+    def dot_product(typing: Any, weights: Any, x: Any, count: Any) -> Any:
+        return types.float32(types.int64, types.int64, types.int64), generate
+
+    return dot_product
 
 
-@intrinsic
-def dot_rows(typing: Any, weights: Any, stride: Any, x: Any, count: Any, out: Any) -> Any:
-    """4 rows of bf16 weights, `stride` bytes apart, times fp32 activations x -> out: 4 fp32.
+def _dot_rows(widen: Widen) -> Any:
+    """A function: 4 rows of weights, `stride` bytes apart, times fp32 activations x -> out: 4 fp32.
 
     x, out: addresses. count: of the elements of a row, a multiple of STEP.
     """
@@ -198,7 +267,7 @@ def dot_rows(typing: Any, weights: Any, stride: Any, x: Any, count: Any, out: An
                 for part in parts:
                     place = _plus(builder, address, 2 * LANES * part)
                     total = sums[row * len(parts) + part]
-                    results.append(_add_product(builder, place, numbers[part], total))
+                    results.append(_add_product(builder, widen, place, numbers[part], total))
             return results
 
         sums = _loop(builder, limit, STEP, TILE * len(parts), body)
@@ -206,13 +275,89 @@ def dot_rows(typing: Any, weights: Any, stride: Any, x: Any, count: Any, out: An
         for row in range(TILE):
             a, b, c, d = sums[row * len(parts) : (row + 1) * len(parts)]
             rows.append(builder.fadd(builder.fadd(a, b), builder.fadd(c, d)))
-        totals = _totals(builder, rows)
-        for _ in range(2):  # each has four sums
-            totals = _sums_of_pairs(builder, totals, totals)
-        _store(builder, _part(builder, totals, 0), out)
+        _store(builder, _part(builder, _totals(builder, rows), 0), out)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), generate
+    @intrinsic
+    def dot_rows(typing: Any, weights: Any, stride: Any, x: Any, count: Any, out: Any) -> Any:
+        return types.void(*[types.int64] * 5), generate
+
+    return dot_rows
+
+
+def _rows_tile(widen: Widen, height: int) -> Any:
+    """A function: `height` rows of weights, `stride` bytes apart, times the first `rows` of 4 rows
+    of fp32 activations, which are x_stride bytes apart -> out: so many rows of `height` fp32,
+    out_stride bytes apart. Missing rows repeat the last one.
+
+    x, out: addresses. count: of the elements of a row, a multiple of WIDTH.
+    """
+    floats = ir.VectorType(ir.FloatType(), WIDTH)
+    halves = ir.VectorType(ir.IntType(16), WIDTH)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        start, stride, x, x_stride, rows, limit, out, out_stride = values
+        starts = _starts(builder, start, stride)[:height]
+        last = builder.sub(rows, ir.Constant(_INT64, 1))
+        numbers = []
+        for row in range(TILE):
+            own = ir.Constant(_INT64, row)
+            is_there = builder.icmp_signed("<", own, last)
+            numbers.append(builder.select(is_there, own, last))
+        x_starts = [builder.add(x, builder.mul(x_stride, each)) for each in numbers]
+
+        def body(index: Any, sums: Sequence[Any]) -> list[Any]:
+            offset = builder.shl(index, ir.Constant(_INT64, 1))
+            x_offset = builder.shl(index, ir.Constant(_INT64, 2))
+            weights = [
+                widen(builder, _load(builder, builder.add(each, offset), halves)) for each in starts
+            ]
+            results = []
+            for row, place in enumerate(x_starts):
+                own = _load(builder, builder.add(place, x_offset), floats)
+                totals = sums[row * height : (row + 1) * height]
+                results += [
+                    _fused(builder, weight, own, total)
+                    for weight, total in zip(weights, totals, strict=True)
+                ]
+            return results
+
+        sums = _loop(builder, limit, WIDTH, TILE * height, body, floats)
+        out_starts = [builder.add(out, builder.mul(out_stride, each)) for each in numbers]
+        for column in range(height):
+            totals = _totals(builder, sums[column::height])
+            for row, place in enumerate(out_starts):
+                total = builder.extract_element(totals, ir.Constant(_INT32, row))
+                _store(builder, total, _plus(builder, place, 4 * column))
+        return context.get_dummy_value()
+
+    @intrinsic
+    def rows_tile(
+        typing: Any,
+        weights: Any,
+        stride: Any,
+        x: Any,
+        x_stride: Any,
+        rows: Any,
+        count: Any,
+        out: Any,
+        out_stride: Any,
+    ) -> Any:
+        return types.void(*[types.int64] * 8), generate
+
+    return rows_tile
+
+
+def _products(widen: Widen) -> HalfProducts:
+    tiles = (_rows_tile(widen, TILE_WEIGHTS), _rows_tile(widen, 1))
+    return HalfProducts(_dot_product(widen), _dot_rows(widen), *tiles)
+
+
+BFLOAT16_PRODUCTS = _products(bfloat16_to_float)
+FLOAT16_PRODUCTS = _products(float16_to_float)
+
+
+# --- pairs of bf16 --------------------------------------------------------------------------------
 
 
 @intrinsic

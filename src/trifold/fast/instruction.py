@@ -16,9 +16,9 @@ EMBED, BLOCK_EMBED, SCALE, PROMPT_ATTENTION = 11, 12, 13, 14
 DENSE_PANELS, BLOCK_PANELS = 15, 16  # matmuls of many rows
 ROTATE = 17  # queries and keys of a prompt
 # Of weights, and of cached keys. WIDENED: weights in bf16 of a model in another type, for which
-# activations are not rounded.
-FLOAT32, BFLOAT16, WIDENED = 0, 1, 2
-ITEM_BYTES = (4, 2, 2)
+# activations are not rounded. FLOAT16: the same for weights in fp16.
+FLOAT32, BFLOAT16, WIDENED, FLOAT16 = 0, 1, 2, 3
+ITEM_BYTES = (4, 2, 2, 2)
 SET, ADD, MULTIPLY = 0, 1, 2  # how the result is combined with the current value of `out`
 LAYER_NORM, RMS_NORM = 0, 1
 NONE, RELU, GELU, GELU_TANH, QUICK_GELU, SILU, TANH, RELU2 = range(8)
@@ -50,6 +50,12 @@ class BlockKind(NamedTuple):
         if self.has_offsets:
             return 0
         return 128 if self.has_levels else 2 ** (self.bits - 1)
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        more = " with offsets" if self.has_offsets else ""
+        return f"blocks of {self.bits} bits{more}"
 
 
 # Their numbers in instructions are their places here.
@@ -94,6 +100,8 @@ FORMATS = [np.int64] * len(INTEGER_FIELDS) + [np.float64] * len(FLOAT_FIELDS)
 INSTRUCTION = np.dtype({"names": INTEGER_FIELDS + FLOAT_FIELDS, "formats": FORMATS})
 
 FEW_ROWS = 8  # up to here a matmul of the interpreter is faster than that of a library
+# The same for weights of 16 bits in a wider type, which are converted before a library reads them.
+FEW_WIDENED_ROWS = 32
 PANELS = 2  # of 16 outputs, in a unit of a matmul of many rows
 PROMPT_QUERIES = 256  # of a head in one unit, for which keys and values are laid out once
 TASK_BYTES = 24_576  # of a weight matrix in one task

@@ -108,9 +108,11 @@ def _matrix_at(dtype: Any) -> Any:
 # The matrix (rows, columns) at an address.
 float32_matrix_at = _matrix_at(np.float32)
 bfloat16_matrix_at = _matrix_at(np.uint16)
+float16_matrix_at = _matrix_at(np.int16)
 # The array of `count` elements at an address.
 float32_at = _array_at(np.float32)
 bfloat16_at = _array_at(np.uint16)
+float16_at = _array_at(np.int16)
 int8_at = _array_at(np.int8)
 uint8_at = _array_at(np.uint8)
 int16_at = _array_at(np.int16)

@@ -45,7 +45,6 @@ from trifold.fast.block_linear import (
     supports_block_linears,
 )
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.instruction import FEW_ROWS
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.int8_linear import (
     has_hooks,
@@ -58,7 +57,7 @@ from trifold.fast.int8_training import Int8TrainedLinear, int8_training_linear
 from trifold.fast.matmul import linear as float_linear, weight_gradient
 from trifold.fast.openmp import adapt_to_contention
 from trifold.fast.quantized_weight import QuantizedWeight, Weight
-from trifold.fast.thread_pool import DTYPES, execute_one, is_readable, matmul_fields
+from trifold.fast.thread_pool import DTYPES, execute_one, few_rows, is_readable, matmul_fields
 from trifold.nn.gradients import first_order
 from trifold.nn.layers import ACTIVATIONS, Linear
 from trifold.nn.ops import (
@@ -122,7 +121,7 @@ def supports_few_row_linear(x: Tensor, weight: Weight, bias: Tensor | None) -> b
     least = MIN_WEIGHTS
     if isinstance(weight, BlockWeight) and x.dtype is torch.bfloat16:
         least = min(least, MIN_BLOCK_WEIGHTS)
-    if x.shape[-1] * FEW_ROWS < x.numel() or outputs * inputs < least or not x.numel():
+    if not 0 < x.numel() <= few_rows(weight) * x.shape[-1] or outputs * inputs < least:
         return False
     if x.shape[-1] != inputs or (bias is not None and bias.shape != (outputs,)):
         return False

@@ -2,9 +2,9 @@
 
 layers.py, attention.py, cross_entropy.py and int8_training.py wrap them as autograd functions. They
 run on the CPU in fp32 and bf16, on one thread, and release the GIL, so that several workers can
-train in parallel. bf16 arrays are uint16, the upper half of an fp32; all arithmetic is fp32. NaN
-and infinity propagate. Packed arrays (N, ...) hold sequences one after the other; `starts` (B + 1,)
-holds their offsets and the end.
+train in parallel. bf16 arrays are uint16, the upper half of an fp32; fp16 arrays, which only
+decoding steps read, are int16. All arithmetic is fp32. NaN and infinity propagate. Packed arrays
+(N, ...) hold sequences one after the other; `starts` (B + 1,) holds their offsets and the end.
 
 All loops are in one file because Numba's cache of compiled code checks only the file that defines a
 function.
@@ -15,11 +15,13 @@ from functools import wraps
 from typing import Any, TypeAlias
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
 import trifold.fast.compilation_note  # noqa: F401 (it prints when a loop is compiled)
+from trifold.fast.processor import converts_float16
 
 Array: TypeAlias = NDArray[Any]
 F = np.float32
@@ -62,11 +64,40 @@ def by_type(choose: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@inline
+def half_to_float(bits: Any) -> Any:
+    """The value of an fp16 (uint16): its exponent and fraction are moved to their places, and the
+    exponent is corrected by a product, which also covers denormal numbers.
+    """
+    magnitude = np.uint32(np.uint32(bits) & np.uint32(0x7FFF))
+    moved = np.uint32(magnitude << np.uint32(13))
+    number = moved.view(np.float32) * F(2.0**112)
+    if magnitude >= np.uint32(0x7C00):  # infinite or NaN
+        number = np.uint32(moved | np.uint32(0x7F800000)).view(np.float32)
+    return -number if np.uint32(bits) >= np.uint32(0x8000) else number
+
+
+@intrinsic
+def _extended(typing: Any, bits: Any) -> Any:
+    """The same of an int16, by an instruction of the processor."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fpext(builder.bitcast(values[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.int16), generate
+
+
 @by_type
 def to_float(x: Any) -> Any:
-    """Convert a bf16 (uint16), the bits of an fp32 (uint32), an int8 or an fp32 to fp32."""
+    """Convert a bf16 (uint16), an fp16 (int16), the bits of an fp32 (uint32), an int8 or an fp32 to
+    fp32.
+    """
     if x == types.uint16:
         return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    if x == types.int16:
+        if converts_float16():
+            return lambda x: _extended(x)  # noqa: PLW0108 (Numba needs a Python function)
+        return lambda x: half_to_float(np.uint16(x))
     if x == types.uint32:
         return lambda x: np.uint32(x).view(np.float32)
     if x == types.int8:

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 from trifold.fast.block_tile import LINE, Avx2Tile
 from trifold.fast.block_weight import BLOCK, PANEL, WORD
+from trifold.fast.dot_products import bfloat16_to_float, float16_to_float
 from trifold.fast.instruction import BlockKind
 from trifold.fast.vector_code import (
     FLOAT_TYPE,
@@ -163,20 +164,20 @@ _STEPS = (
     (4, (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)),
 )
 _COLUMNS = (0, 2, 1, 3, 4, 6, 5, 7)  # which of the results each column is
-_NUMBERS = {types.float32: 4, types.uint16: 2}  # the bytes of a number
+# Numbers of 16 bits -> fp32.
+_WIDEN = {types.uint16: bfloat16_to_float, types.int16: float16_to_float}
 
 
-def _rows_of_square(code: VectorCode, place: Any, stride: Any, size: int) -> list[Any]:
-    """8 rows of 8 numbers of so many bytes, fp32 or bf16, as fp32."""
+def _rows_of_square(code: VectorCode, place: Any, stride: Any, dtype: Any) -> list[Any]:
+    """8 rows of 8 numbers of a type as words of fp32."""
     rows = []
     for row in range(_SIDE):
         start = code.moved(place, stride, row)
-        if size == WORD:
+        if dtype not in _WIDEN:
             rows.append(code.load(start, _PLACES))
             continue
         halves = code.load(start, ir.VectorType(ir.IntType(16), _SIDE))
-        wide = code.builder.zext(halves, _PLACES)
-        rows.append(code.builder.shl(wide, ir.Constant(_PLACES, [16] * _SIDE)))
+        rows.append(code.builder.bitcast(_WIDEN[dtype](code.builder, halves), _PLACES))
     return rows
 
 
@@ -200,20 +201,20 @@ def _transposed(code: VectorCode, rows: list[Any]) -> list[Any]:
 @intrinsic
 def transpose_panel(typing: Any, like: Any, source: Any, columns: Any, out: Any) -> Any:
     """16 rows of so many numbers, a multiple of 8, at an address -> their columns in fp32, one
-    after the other. like: an array of their type, fp32 or bf16 (uint16).
+    after the other. like: an array of their type, fp32, bf16 (uint16) or fp16 (int16).
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _, source, columns, out = arguments
         code = VectorCode(builder)
-        size = _NUMBERS[like.dtype]
+        size = like.dtype.bitwidth // 8
         stride = builder.mul(columns, long(size))
 
         def transpose(square: Any, results: list[Any]) -> list[Any]:
             for half in range(PANEL // _SIDE):
                 start = code.moved(source, stride, _SIDE * half)
                 place = code.moved(start, square, size * _SIDE)
-                rows = _transposed(code, _rows_of_square(code, place, stride, size))
+                rows = _transposed(code, _rows_of_square(code, place, stride, like.dtype))
                 target = code.moved(out, square, LINE * _SIDE)
                 for column, row in enumerate(rows):
                     at = builder.add(target, long(LINE * column + WORD * _SIDE * half))

@@ -19,6 +19,11 @@ def features() -> frozenset[str]:
     return frozenset(name for name, is_there in found.items() if is_there)
 
 
+def converts_float16() -> bool:
+    """Whether one instruction converts several numbers of float16 to float32."""
+    return "f16c" in features()
+
+
 def has_bf16_products() -> bool:
     """Whether there are instructions of x86 for products of bf16: those of AVX-512 or AMX."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

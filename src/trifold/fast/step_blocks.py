@@ -18,7 +18,7 @@ import numpy as np
 
 from trifold.fast import instruction as ins
 from trifold.fast.block_decode import new_decoder
-from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS, half_to_float
+from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS
 from trifold.fast.block_weight import BLOCK, PANEL, blocks_of as plain_blocks_of
 from trifold.fast.intrinsics import (
     allocate,
@@ -28,7 +28,7 @@ from trifold.fast.intrinsics import (
     int32_at,
     release,
 )
-from trifold.fast.loops import F, inverse_scale, scale_of, subroutine
+from trifold.fast.loops import F, half_to_float, inverse_scale, scale_of, subroutine
 from trifold.fast.step_linear import finish
 
 store_integers = INSTRUCTIONS.store

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import LINE, code_at, half_to_float
+from trifold.fast.block_tile import LINE, code_at
 from trifold.fast.block_weight import BLOCK, LEVELS, PANEL, WORD
-from trifold.fast.instruction import BLOCK4_LEVELS, FLOAT32
-from trifold.fast.intrinsics import bfloat16_at, float32_at, int64_at, uint8_at
-from trifold.fast.loops import Array, F, round_like, subroutine, to_float
+from trifold.fast.instruction import BLOCK4_LEVELS, FLOAT16, FLOAT32
+from trifold.fast.intrinsics import bfloat16_at, float16_at, float32_at, int64_at, uint8_at
+from trifold.fast.loops import Array, F, half_to_float, round_like, subroutine, to_float
 from trifold.fast.step_blocks import blocks_of
 
 
@@ -34,6 +34,8 @@ def embed_row(op: Any, row: int) -> None:
     out = float32_at(op.out + 4 * row * width, width)
     if op.dtype == FLOAT32:
         _load(float32_at(op.weight + 4 * token * width, width), out)
+    elif op.dtype == FLOAT16:
+        _load(float16_at(op.weight + 2 * token * width, width), out)
     else:
         _load(bfloat16_at(op.weight + 2 * token * width, width), out)
     _finish(op, out)

@@ -1,8 +1,8 @@
 """Operations of a decoding step other than attention: norm, matmul, and what is done before and
 after a matmul of a library.
 
-Each function computes one task or row of an instruction. Activations are fp32, weights fp32 or
-bf16.
+Each function computes one task or row of an instruction. Activations are fp32, weights fp32, bf16
+or fp16.
 """
 
 from typing import Any
@@ -11,20 +11,24 @@ import numpy as np
 
 from trifold.fast import instruction as ins
 from trifold.fast.dot_products import (
+    BFLOAT16_PRODUCTS,
+    FLOAT16_PRODUCTS,
     HAS_PAIRS,
     PAIRS,
     STEP,
     TILE,
+    TILE_WEIGHTS,
     WIDE,
-    dot_product,
-    dot_rows,
+    WIDTH,
+    HalfProducts,
     dot_tile,
 )
-from trifold.fast.instruction import FLOAT32, PREFETCH_BYTES
+from trifold.fast.instruction import FLOAT16, FLOAT32, PREFETCH_BYTES
 from trifold.fast.intrinsics import (
     allocate,
     bfloat16_at,
     bfloat16_matrix_at,
+    float16_matrix_at,
     float32_at,
     float32_matrix_at,
     int8_at,
@@ -241,50 +245,96 @@ def is_tiled(op: Any) -> bool:
     return HAS_PAIRS and is_bfloat16 and op.rows > 1 and op.inputs % PAIRS == 0
 
 
+def _multiplying(products: HalfProducts, matrix_at: Any) -> Any:
+    """A function that multiplies weights of a type of 16 bits, with its products."""
+    dot_product, dot_rows, rows_tile, row_tile = products
+
+    @subroutine
+    def multiply_row(op: Any, start: int, memory: int, result: Array) -> Any:
+        """The weights (n, K) at an address times x (1, K) -> result (1, n) at the address `memory`.
+        Returns how many outputs are done.
+        """
+        inputs = op.inputs
+        count = result.shape[1]
+        row_bytes = 2 * inputs
+        if inputs <= WIDE:
+            for n in range(count):
+                result[0, n] = dot_product(start + n * row_bytes, op.x, inputs)
+            return count
+        done = count // TILE * TILE
+        for n in range(0, done, TILE):
+            dot_rows(start + n * row_bytes, row_bytes, op.x, inputs, memory + 4 * n)
+        return done
+
+    @subroutine
+    def multiply_tiles(op: Any, start: int, memory: int, result: Array) -> None:
+        """The same for the rows of x (R, K), TILE at a time, which stay in the first cache ->
+        result (R, n).
+        """
+        inputs = op.inputs
+        rows, count = result.shape
+        row_bytes = 2 * inputs
+        done = count // TILE_WEIGHTS * TILE_WEIGHTS
+        for r in range(0, rows, TILE):
+            x = op.x + 4 * r * inputs
+            own = min(TILE, rows - r)
+            out = memory + 4 * r * count
+            for n in range(0, done, TILE_WEIGHTS):
+                weights = start + n * row_bytes
+                if r == 0:
+                    ahead = weights + PREFETCH_BYTES
+                    prefetch(ahead, ahead + TILE_WEIGHTS * row_bytes)
+                rows_tile(weights, row_bytes, x, 4 * inputs, own, inputs, out + 4 * n, 4 * count)
+            for n in range(done, count):
+                weights = start + n * row_bytes
+                row_tile(weights, row_bytes, x, 4 * inputs, own, inputs, out + 4 * n, 4 * count)
+
+    @subroutine
+    def multiply(op: Any, start: int, done: int, x: Array, memory: int, result: Array) -> None:
+        """The weights (n, K) at an address times the rows of x (R, K) -> result (R, n) at the
+        address `memory`, the first `done` outputs excepted.
+        """
+        inputs = op.inputs
+        rows, count = result.shape
+        if done == 0 and rows > 1 and inputs % WIDTH == 0:
+            multiply_tiles(op, start, memory, result)
+            done = count
+        elif done == 0 and rows == 1 and inputs % STEP == 0:
+            done = multiply_row(op, start, memory, result)
+        if done < count:
+            rest = matrix_at(start + 2 * done * inputs, count - done, inputs)
+            _multiply(rest, start + 2 * done * inputs, x, result[:, done:])
+
+    return multiply
+
+
+_multiply_bfloat16 = _multiplying(BFLOAT16_PRODUCTS, bfloat16_matrix_at)
+_multiply_float16 = _multiplying(FLOAT16_PRODUCTS, float16_matrix_at)
+
+
 @subroutine
-def _multiply_bfloat16(op: Any, start: int, x: Array, packed: int, result: Array) -> None:
-    """The bf16 weights (n, K) at an address times the rows of x (R, K), which are also at the
-    address `packed` if the matmul is tiled -> result (R, n).
+def _multiply_pairs(op: Any, start: int, packed: int, result: Array) -> Any:
+    """The bf16 weights (n, K) at an address times the rows of x (R, K), which are at the address
+    `packed` -> result (R, n). Returns how many outputs are done: those of whole tiles.
     """
     inputs = op.inputs
     rows, count = result.shape
     row_bytes = 2 * inputs
-    done = 0
-    if is_tiled(op):
-        done = count // TILE * TILE
-        groups = (rows + TILE - 1) // TILE
-        memory = allocate(4 * groups * TILE * TILE)
-        tile = float32_matrix_at(memory, groups * TILE, TILE)
-        for n in range(0, done, TILE):
-            for group in range(groups):
-                group_start = packed + 2 * group * TILE * inputs
-                tile_start = memory + 4 * group * TILE * TILE
-                weights = start + n * row_bytes
-                dot_tile(weights, row_bytes, group_start, inputs, tile_start, 4 * TILE)
-            for r in range(rows):
-                for j in range(TILE):
-                    result[r, n + j] = tile[r, j]
-        release(memory)
-    elif inputs % STEP == 0 and rows < TILE and inputs <= WIDE:
-        done = count
+    done = count // TILE * TILE
+    groups = (rows + TILE - 1) // TILE
+    memory = allocate(4 * groups * TILE * TILE)
+    tile = float32_matrix_at(memory, groups * TILE, TILE)
+    for n in range(0, done, TILE):
+        for group in range(groups):
+            group_start = packed + 2 * group * TILE * inputs
+            tile_start = memory + 4 * group * TILE * TILE
+            weights = start + n * row_bytes
+            dot_tile(weights, row_bytes, group_start, inputs, tile_start, 4 * TILE)
         for r in range(rows):
-            row = op.x + 4 * r * inputs
-            for n in range(count):
-                result[r, n] = dot_product(start + n * row_bytes, row, inputs)
-    elif inputs % STEP == 0 and rows < TILE:
-        done = count // TILE * TILE
-        memory = allocate(4 * TILE)
-        dots = float32_at(memory, TILE)
-        for r in range(rows):
-            for n in range(0, done, TILE):
-                weights = start + n * row_bytes
-                dot_rows(weights, row_bytes, op.x + 4 * r * inputs, inputs, memory)
-                for j in range(TILE):
-                    result[r, n + j] = dots[j]
-        release(memory)
-    if done < count:
-        rest = bfloat16_matrix_at(start + done * row_bytes, count - done, inputs)
-        _multiply(rest, start + done * row_bytes, x, result[:, done:])
+            for j in range(TILE):
+                result[r, n + j] = tile[r, j]
+    release(memory)
+    return done
 
 
 @subroutine
@@ -315,8 +365,11 @@ def matmul(op: Any, task: int, packed: int) -> None:
     start = weight_address(op, task)
     if op.dtype == FLOAT32:
         _multiply(float32_matrix_at(start, count, inputs), start, x, result)
+    elif op.dtype == FLOAT16:
+        _multiply_float16(op, start, 0, x, memory, result)
     else:
-        _multiply_bfloat16(op, start, x, packed, result)
+        done = _multiply_pairs(op, start, packed, result) if is_tiled(op) else 0
+        _multiply_bfloat16(op, start, done, x, memory, result)
     out = float32_matrix_at(op.out, rows, outputs)
     for r in range(rows):
         finish(result[r], op, first, out[r, first:last])

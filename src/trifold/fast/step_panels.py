@@ -10,9 +10,9 @@ from typing import Any
 from trifold.fast import instruction as ins
 from trifold.fast.block_tile import LINE
 from trifold.fast.block_weight import BLOCK, PANEL
-from trifold.fast.instruction import FLOAT32
+from trifold.fast.instruction import FLOAT16, FLOAT32
 from trifold.fast.instruction_sets import has_panels
-from trifold.fast.intrinsics import allocate, bfloat16_at, float32_at, release
+from trifold.fast.intrinsics import allocate, bfloat16_at, float16_at, float32_at, release
 from trifold.fast.lanes import LANES, load_float, new_tile, store_float
 from trifold.fast.loops import subroutine
 from trifold.fast.panel_tile import (
@@ -63,6 +63,8 @@ def _prepare_panel(op: Any, panel: int, out: int) -> None:
     first = panel * PANEL * inputs
     if op.dtype == FLOAT32:
         transpose_panel(float32_at(op.weight, 1), op.weight + 4 * first, inputs, out)
+    elif op.dtype == FLOAT16:
+        transpose_panel(float16_at(op.weight, 1), op.weight + 2 * first, inputs, out)
     else:
         transpose_panel(bfloat16_at(op.weight, 1), op.weight + 2 * first, inputs, out)
 

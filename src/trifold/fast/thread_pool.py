@@ -20,14 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
-from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import PANEL, BlockWeight
+from trifold.fast.half_weight import HalfWeight
 from trifold.fast.instruction import (
     BFLOAT16,
     BLOCK_KINDS,
     BLOCK_MATMUL,
     BLOCK_PANELS,
     DENSE_PANELS,
+    FEW_ROWS,
+    FEW_WIDENED_ROWS,
+    FLOAT16,
     FLOAT32,
     INSTRUCTION,
     MATMUL,
@@ -51,6 +54,7 @@ TASKS_PER_INSTRUCTION = 32
 STALLS = 5  # the field of a job with the waits for a thread that has lost its CPU
 MAIN_PROCESS = os.getpid()
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}  # what the instructions read
+HALVES = {torch.bfloat16: WIDENED, torch.float16: FLOAT16}  # and in computations of another type
 
 
 def execute(program: Array) -> None:
@@ -154,8 +158,9 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
     if isinstance(weight, BlockWeight):
         return _block_fields(weight)
     outputs, inputs = weight.shape
-    if isinstance(weight, Bfloat16Weight):
-        dtype = BFLOAT16 if weight.dtype is torch.bfloat16 else WIDENED
+    if isinstance(weight, HalfWeight):
+        stored = weight.values.dtype
+        dtype = DTYPES[stored] if stored is weight.dtype else HALVES[stored]
         weight = weight.values
     else:
         assert isinstance(weight, Tensor), "see `is_readable`"
@@ -199,14 +204,20 @@ def _number_of_kind(bits: int, has_offsets: bool, has_levels: bool) -> int:
     return BLOCK_KINDS.index(BlockKind(bits, has_offsets, has_levels))
 
 
+def few_rows(weight: Weight) -> int:
+    """Up to how many rows an instruction multiplies them faster than a library."""
+    is_widened = isinstance(weight, HalfWeight) and weight.dtype is torch.float32
+    return FEW_WIDENED_ROWS if is_widened else FEW_ROWS
+
+
 def is_readable(weight: Weight) -> bool:
     """Whether instructions can read this weight in place: quantized ones only in blocks
-    or in bf16.
+    or in 16 bits.
     """
     if weight.device.type != "cpu":
         return False
     if isinstance(weight, QuantizedWeight):
-        return isinstance(weight, BlockWeight | Bfloat16Weight)
+        return isinstance(weight, BlockWeight | HalfWeight)
     return weight.dtype in DTYPES and weight.is_contiguous()
 
 

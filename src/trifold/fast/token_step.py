@@ -100,7 +100,7 @@ def supports_token_step(model: Any, head: Any, cache: Cache, decoder: CompiledDe
         type(model) is Transformer
         and model.encoder is None
         and model.projection is None
-        and not decoder.uses_library
+        and not decoder.matmuls
         and _has_plain_keys(cache)
         and _has_plain_embedding(model.decoder_embeddings)
         and _has_plain_positions(model.decoder, decoder)

@@ -10,13 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from math import prod
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from trifold.errors import CheckpointError
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
@@ -29,6 +30,7 @@ from trifold.nn.layers import Linear
 from trifold.nn.stack import all_modules, all_parameters
 
 Stored = Literal["int8", "int4", "file"]
+Matrices: TypeAlias = dict[nn.Parameter, list[nn.Module]]
 NONE: Mapping[str, Any] = MappingProxyType({})
 # Parts of the names of matrices: those of attention, and among them those that make its values.
 ATTENTION = "attention."
@@ -55,7 +57,8 @@ def fill_model(
     for corrections of routers, whose differences are smaller than those of bfloat16.
 
     stored: how linear weights and token embeddings are stored, see `_small_weight`. In int8, those
-        of encoders in bfloat16 have factors (`fast.smoothing`).
+        of encoders in bfloat16 have factors (`fast.smoothing`). "file": those in 16 bits stay in
+        the memory of their file, if that has their form, and are not converted to float32.
     blocks: matrices that are not among the tensors, by name.
     ready: further tensors by name, which become parameters without a copy.
 
@@ -72,12 +75,13 @@ def fill_model(
         _replace(matrices[parameters.pop(name)], weight)
     if stored not in ("int8", "int4"):
         matrices = {}
+    halves = kept_halves(model, dtype, device, stored)
     smooths = stored == "int8" and dtype is torch.bfloat16 and is_smoothed(model.config)
     if smooths:
         # Their factors depend on the states, so the model is filled first.
         for layer in layers_of_states(model):
             matrices.pop(layer.weight)
-    types = _wide_types(modules, dtype)
+    types = wide_types(modules, dtype)
     for name, tensor in ready.items():
         parameters.pop(name).data = tensor.to(device)
     new = _allocator(device)
@@ -85,9 +89,11 @@ def fill_model(
     with _copying(device, elements) as copy:
         for name, tensor in tensors:
             parameter = parameters.pop(name)
-            if parameter in matrices:
+            if parameter in halves and tensor.dtype in STORED:
+                _replace(halves[parameter], HalfWeight(tensor, dtype))
+            elif parameter in matrices:
                 modules = matrices[parameter]
-                bits = _block_bits(model, name, modules, stored)
+                bits = block_bits(model, name, modules, stored)
                 _replace(modules, _small_weight(name, tensor.to(device), dtype, bits))
             else:
                 target = new(parameter.shape, types.get(parameter, dtype))
@@ -96,6 +102,16 @@ def fill_model(
     assert not parameters, f"not read: {', '.join(parameters)}"
     if smooths:
         smooth(model)
+
+
+def kept_halves(
+    model: Transformer, dtype: torch.dtype, device: torch.device, stored: Stored | None
+) -> Matrices:
+    """The matrices that are not converted if their file has them in 16 bits. Encoders read many
+    rows at once, whose products are faster with converted ones.
+    """
+    is_read = dtype is torch.float32 and device.type == "cpu" and model.config.decoder_layers
+    return modules_of_matrices(model) if stored == "file" and is_read else {}
 
 
 def _convert_buffers(
@@ -108,7 +124,7 @@ def _convert_buffers(
                 buffer.data = buffer.to(device=device, dtype=dtype)
 
 
-def _wide_types(
+def wide_types(
     modules: Sequence[nn.Module], dtype: torch.dtype
 ) -> dict[Tensor | None, torch.dtype]:
     """The parameters that are not converted to a type below float32, with their type."""
@@ -193,11 +209,11 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
 def named_matrices(model: Transformer) -> dict[str, nn.Parameter]:
     """The matrices that can be stored in few bits, by the names of their parameters."""
-    matrices = _quantizable(all_modules(model))
+    matrices = modules_of_matrices(model)
     return {name: each for name, each in all_parameters(model).items() if each in matrices}
 
 
-def _block_bits(
+def block_bits(
     model: Transformer, name: str, modules: Sequence[nn.Module], stored: str | None
 ) -> int | None:
     """The bits of a matrix in blocks. In int8, 8; None for an encoder, whose int8 matmuls need a
@@ -234,9 +250,13 @@ def _replace(modules: Sequence[nn.Module], weight: QuantizedWeight) -> None:
         module._modules["weight"] = weight
 
 
-def _quantizable(modules: Sequence[nn.Module]) -> dict[nn.Parameter, list[nn.Module]]:
+def modules_of_matrices(model: Transformer) -> Matrices:
     """The matrices that can be stored in few bits, each with the modules that share it."""
-    modules_of: dict[nn.Parameter, list[nn.Module]] = {}
+    return _quantizable(all_modules(model))
+
+
+def _quantizable(modules: Sequence[nn.Module]) -> Matrices:
+    modules_of: Matrices = {}
     for module in modules:
         if isinstance(module, QUANTIZABLE):
             modules_of.setdefault(module.weight, []).append(module)

@@ -17,8 +17,8 @@ import trifold
 from trifold import fast
 from trifold.errors import CheckpointError, UsageError
 from trifold.fast import block_layout
-from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.half_weight import HalfWeight
 from trifold.fast.huge_pages import PAGE_BYTES, HugeMemory
 from trifold.fast.quantized_weight import Weight
 from trifold.folders import named
@@ -234,11 +234,14 @@ def test_types_of_numbers_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_matrices_in_bf16_are_not_decoded_in_float32(name: str, tmp_path: Path) -> None:
-    path = CASES[name].write(tmp_path / "a.gguf", CASES[name].model(), Types.BF16)
+@pytest.mark.parametrize("kind", [Types.BF16, Types.F16])
+def test_matrices_in_16_bits_are_not_decoded_in_float32(
+    name: str, kind: Types, tmp_path: Path
+) -> None:
+    path = CASES[name].write(tmp_path / "a.gguf", CASES[name].model(), kind)
     decoded, _ = load_model(path)
     model, _ = load_model(path, stored="file")
-    found = {n: m for n, m in model.named_modules() if isinstance(m, Bfloat16Weight)}
+    found = {n: m for n, m in model.named_modules() if isinstance(m, HalfWeight)}
     if name != "bert":
         assert not named_matrices(decoded).keys() & dict(model.named_parameters()).keys()
         assert found
@@ -246,8 +249,9 @@ def test_matrices_in_bf16_are_not_decoded_in_float32(name: str, tmp_path: Path) 
         assert torch.equal(weight.dequantize(), decoded.get_parameter(title))
     expected = outputs(decoded)
     assert (outputs(model) - expected).abs().max() <= 1e-5 * expected.abs().max()
-    half, _ = load_model(path, dtype=torch.float16, stored="file")
-    assert not any(isinstance(module, Bfloat16Weight) for module in half.modules())
+    other = torch.float16 if kind is Types.BF16 else torch.bfloat16
+    half, _ = load_model(path, dtype=other, stored="file")
+    assert not any(isinstance(module, HalfWeight) for module in half.modules())
 
 
 @pytest.mark.parametrize("kind", [Types.Q8_0, Types.BF16])
@@ -366,7 +370,7 @@ def test_a_model_takes_the_memory_of_its_file(tmp_path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 8192}
     wide = replace(case, options={**case.options, **sizes, "num_hidden_layers": 3})
     model, wide_model, files = case.model(), wide.model(), list[Path]()
-    for kind in (Types.Q4_1, Types.Q5_0, Types.BF16):
+    for kind in (Types.Q4_1, Types.Q5_0, Types.BF16, Types.F16):
         files.append(case.write(tmp_path / f"small-{kind.name}.gguf", model, kind))
         files.append(wide.write(tmp_path / f"large-{kind.name}.gguf", wide_model, kind))
     command = [sys.executable, "-c", MEMORY, *map(str, files)]

@@ -23,7 +23,13 @@ from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub import rules
 from trifold.hub.gguf.architectures import UNREAD, find_architecture
 from trifold.hub.gguf.file_format import GGUFFile, read_file
-from trifold.hub.gguf.matrices import StoredMatrix, lay_out, moved_matrices, needed_bytes
+from trifold.hub.gguf.matrices import (
+    MovedRows,
+    StoredMatrix,
+    lay_out,
+    moved_matrices,
+    needed_bytes,
+)
 from trifold.hub.gguf.metadata import Metadata
 from trifold.hub.gguf.tensors import TranslatedTensors, open_matrices, open_tensors
 from trifold.hub.gguf.tokenizer import ends, tokenizer_files
@@ -61,6 +67,23 @@ class GGUFFolder(FileAsFolder):
             memory.provide(needed_bytes(entries, self.translation.changed))
         return memory
 
+    def moved(
+        self,
+        conversions: Sequence[Conversion],
+        shapes: Mapping[str, torch.Size],
+        dtype: torch.dtype,
+    ) -> dict[str, MovedRows]:
+        """Which rows of the file are the matrices of a model with these names and shapes, of those
+        that a computation in `dtype` reads in the type of the file. conversions: see `matrices`.
+        """
+        stored = {name: each for name, each in self.stored.items() if each.is_kept(dtype)}
+        routes = joined_routes(rules.routes(conversions), self.translation.routes)
+
+        def move(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            return rules.converted(conversions, self.translation.of(tensors))
+
+        return moved_matrices(stored, move, shapes, routes)
+
     def matrices(
         self,
         conversions: Sequence[Conversion],
@@ -69,20 +92,14 @@ class GGUFFolder(FileAsFolder):
         memory: HugeMemory,
     ) -> tuple[dict[str, Weight], Callable[[], None]]:
         """The matrices of a model with these names and shapes that the file has in blocks, in
-        `dtype` or in bf16, for results of that type, laid out in this memory. Numbers are in the
+        `dtype` or in 16 bits, for results of that type, laid out in this memory. Numbers are in the
         memory of the file. Other threads lay out blocks: the second result must be called before
         they are read, and may be called again.
 
         conversions: from the tensors of the family to those of the model. Both functions raise
         CheckpointError for values that have no scale.
         """
-        stored = {name: each for name, each in self.stored.items() if each.is_kept(dtype)}
-        routes = joined_routes(rules.routes(conversions), self.translation.routes)
-
-        def move(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-            return rules.converted(conversions, self.translation.of(tensors))
-
-        found = moved_matrices(stored, move, shapes, routes)
+        found = self.moved(conversions, shapes, dtype)
         with self._naming():
             made, finish_layout = lay_out(found, dtype, memory)
 

@@ -7,7 +7,8 @@ change in another way is decoded instead. How the types of a file are stored:
     Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL  as they are
     Q5_K, Q4_K          in 5 or 4 bits with offsets; products of two scales are rounded to float16
     others in blocks    rounded to 8 bits, as Q8_0
-    numbers             as they are, if the model computes with their type; BF16 in float32, too
+    numbers             as they are, if the model computes with their type; BF16 and F16 in float32,
+                        too
 """
 
 from bisect import bisect_right
@@ -21,10 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.fast.bfloat16_weight import Bfloat16Weight
 from trifold.fast.block_layout import KINDS, BlockLayout, FileRows, can_lay_out
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
+from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
+from trifold.fast.instruction import BLOCK_KINDS, BlockKind
 from trifold.fast.quantized_weight import Weight
 from trifold.hub.gguf.blocks import BlockType, codes_of_q5_k, dequantize, scales_of_groups
 from trifold.hub.gguf.file_format import TensorEntry
@@ -64,7 +66,7 @@ class StoredMatrix(NamedTuple):
     def is_kept(self, dtype: torch.dtype) -> bool:
         """Whether a computation of that type reads the matrix in the type of the file."""
         stored = self.entry.kind.dtype
-        is_widened = stored is torch.bfloat16 and dtype is torch.float32
+        is_widened = stored in STORED and dtype is torch.float32
         return stored in (None, dtype) or is_widened
 
     def part_of(self, table: Tensor) -> Tensor:
@@ -218,8 +220,8 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 def lay_out(
     matrices: Mapping[str, MovedRows], dtype: torch.dtype, memory: HugeMemory | None = None
 ) -> tuple[dict[str, Weight], Callable[[], None]]:
-    """The matrices by name, for results of `dtype`: in blocks, or numbers of that type or in bf16,
-    which share memory with the file if their order is that of the file. Other threads lay out
+    """The matrices by name, for results of `dtype`: in blocks, or numbers of that type or in 16
+    bits, which share memory with the file if their order is that of the file. Other threads lay out
     blocks: the second result must be called before they are read, and may be called again.
 
     Both functions raise ValueError, which begins with the name, for values that have no scale.
@@ -237,7 +239,7 @@ def lay_out(
         if stored is dtype:
             found[name] = _numbers_of(each, dtype, memory)
         elif stored is not None:
-            found[name] = Bfloat16Weight(_numbers_of(each, stored, memory), dtype)
+            found[name] = HalfWeight(_numbers_of(each, stored, memory), dtype)
         elif name not in found:
             weight = _lay_out(each, dtype)
             _check_finite(name, bool(weight.scales.isfinite().all()))
@@ -361,6 +363,19 @@ READERS: dict[str, Reader] = {
     "Q5_K": _q5_k,
     "Q4_K": _q4_k,
 }
+
+
+# The same as kinds of blocks; others are rounded to 8 bits.
+BLOCKS_OF: dict[str, BlockKind] = {
+    **{name: BLOCK_KINDS[number] for name, number in KINDS.items()},
+    "Q5_K": BlockKind(5, has_offsets=True),
+    "Q4_K": BlockKind(4, has_offsets=True),
+}
+
+
+def block_kind(kind: BlockType) -> BlockKind:
+    """The blocks in memory of a quantized type of a file."""
+    return BLOCKS_OF.get(kind.name, BlockKind(8))
 
 
 def _reader(kind: BlockType) -> Reader:

@@ -1,4 +1,4 @@
-"""Weights in bf16 of computations in another type, such as those of a BF16 file in float32."""
+"""Weights in 16 bits of computations in another type, such as those of an F16 file in float32."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from trifold.fast.quantized_weight import QuantizedWeight
 
+STORED = (torch.bfloat16, torch.float16)
 CHUNK = 2**20  # weights that are converted at a time: their copy stays in a cache
 
 
-class Bfloat16Weight(QuantizedWeight):
-    """A matrix (N, K) of bf16, whose products are computed in the type of the activations.
+class HalfWeight(QuantizedWeight):
+    """A matrix (N, K) of bf16 or fp16, whose products are computed in the type of the activations.
 
-    values: (N, K) bf16, which may be in the memory of a file. dtype: the type of the results.
+    values: (N, K) in one of the types STORED, which may be in the memory of a file. dtype: the type
+    of the results.
     """
 
     def __init__(self, values: Tensor, dtype: torch.dtype) -> None:
@@ -24,11 +26,11 @@ class Bfloat16Weight(QuantizedWeight):
         self.register_buffer("values", values.contiguous())
         self.dtype = dtype
 
-    def _apply(self, change: Any, recurse: bool = True) -> Bfloat16Weight:
+    def _apply(self, change: Any, recurse: bool = True) -> HalfWeight:
         """Move to a device, or change `dtype`; values keep their type."""
         self.dtype = change(torch.empty(0, dtype=self.dtype, device=self.device)).dtype
         # Changes of the type leave integers as they are.
-        self.values = change(self.values.view(torch.int16)).view(torch.bfloat16)
+        self.values = change(self.values.view(torch.int16)).view(self.values.dtype)
         return self
 
     def dequantize(self) -> Tensor:
