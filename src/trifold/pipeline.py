@@ -758,7 +758,8 @@ def load(
 
     dtype: type of the computation and the weights, also by names such as bf16. weights: "full",
     the default, has matrices in `dtype`, "int8" or "int4" in so many bits, and "file" in the types
-    of a GGUF file; small types are faster, less accurate, and can neither be trained nor saved.
+    of a GGUF file, in float32 also in 16 bits of a folder; the matrices can then neither be trained
+    nor saved. Those of at most 8 bits are less accurate.
     tokenizer: the folder of the tokenizer, if it is not that of the model. Raises CheckpointError
     if there is no model or no such tokenizer, if it is damaged or of an unknown family, and if the
     tokenizer has more tokens than the model; UsageError for another argument or device. The

@@ -40,7 +40,8 @@ def test_commands_that_predict_have_the_same_option():
             choices, declared = get_args(option.annotation)
             found[name] = (get_args(choices), declared.help, option.default)
     help_text = get_args(options.Weights)[1].help
-    assert found == dict.fromkeys(PREDICTING, (get_args(Weights), help_text, "file"))
+    expected = dict.fromkeys({*PREDICTING, "show"}, (get_args(Weights), help_text, "file"))
+    assert found == expected
 
 
 @pytest.mark.parametrize("name", sorted(PREDICTING))

@@ -72,12 +72,12 @@ Dtype = Annotated[str, dtype_option(DTYPES, "Precision of the computation.")]
 Codec = Annotated[
     str | None, value("FOLDER", "Folder of the tokenizer.", show_default="that of the model")
 ]
-# Of commands that run a model for its predictions. Those that show numbers of its computation
-# (`look`, `show`), and those that train it, have full weights.
+# Of commands that run a model for its predictions, and of `show`, which counts their bytes. `look`,
+# which shows numbers of its computation, and commands that train it have full weights.
 Weights = Annotated[
     dtypes.Weights,
     typer.Option(
-        help="Matrices in memory: as in the file (of GGUF the small types, otherwise --dtype), "
+        help="Matrices in memory: as in the file (of GGUF the small types, in float32 16 bits), "
         "decoded to --dtype, or in 8 or 4 bits: faster, less exact."
     ),
 ]

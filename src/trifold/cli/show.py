@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trifold.cli.names import is_recipe
-from trifold.cli.options import Json, argument, dtype_option, option_words, value
+from trifold.cli.options import Json, Weights, argument, dtype_option, option_words, value
 from trifold.cli.panels import FIRST, in_panels
 from trifold.cli.terminal import print_json, print_note, print_table, short_number
 from trifold.cli.train import Changes
 from trifold.errors import UsageError, plural, wrapped
 
 if TYPE_CHECKING:
+    from trifold import dtypes
+    from trifold.folders import AnyPath
     from trifold.nn.variants import ModelConfig
     from trifold.recipe import Recipe
 
@@ -41,7 +43,7 @@ EXAMPLES = (
     'trifold show runs/demo --text "I love dogs."',
 )
 PANELS = {
-    FIRST: ("batch_tokens", "length", "precision", "json"),
+    FIRST: ("batch_tokens", "length", "precision", "weights", "json"),
     "Instead of the architecture": ("text", "positions", "time"),
 }
 
@@ -74,6 +76,7 @@ def run(
             show_default="the recipe's, or float32",
         ),
     ] = None,
+    weights: Weights = "file",
     text: Annotated[
         str | None,
         value("TEXT", "The tokens of a text, and how it is split: merges, or scores of pieces."),
@@ -99,6 +102,7 @@ def run(
     No weights are loaded or allocated.
     """
     sizes = {"batch_tokens": batch_tokens, "length": length, "precision": precision}
+    stored = {"weights": None if weights == "file" else weights}
     views = {"text": text, "positions": positions or None, "time": time or None}
     if what is None:
         _check_view(**views)
@@ -107,31 +111,31 @@ def run(
     if text is not None:
         from trifold.cli.show_text import show_text
 
-        _check_unused("--text", changes or (), **views | sizes | {"text": None})
+        _check_unused("--text", changes or (), **views | sizes | stored | {"text": None})
         show_text(what, text, as_json=json)
         return
     subject = find_subject(what, changes or ())
     if positions:
         from trifold.cli.show_positions import show_positions
 
-        _check_unused("--positions", (), time=views["time"], **sizes)
+        _check_unused("--positions", (), time=views["time"], **sizes, **stored)
         show_positions(subject.name, subject.config, as_json=json)
         return
     if time:
         from trifold.cli.show_time import show_time
 
-        _check_unused("--time", (), batch_tokens=batch_tokens)
+        _check_unused("--time", (), batch_tokens=batch_tokens, **stored)
         show_time(
             subject.name,
             subject.config,
             length or LENGTH,
             precision or PRECISIONS[0],
-            has_weights=subject.has_weights,
+            has_weights=subject.folder is not None,
             as_json=json,
         )
         return
     facts = collect_facts(
-        subject, batch_tokens or subject.batch_tokens, length or LENGTH, precision
+        subject, batch_tokens or subject.batch_tokens, length or LENGTH, precision, weights
     )
     if json:
         print_json(facts)
@@ -185,7 +189,7 @@ def _other_names(preset: str) -> list[str]:
 @dataclass(frozen=True)
 class Subject:
     """A model to show: its name and config, a remark for the report, the recipe, if any, and
-    whether it is a model with weights.
+    the folder or file of its weights, if it has any.
     """
 
     name: str
@@ -193,7 +197,7 @@ class Subject:
     batch_tokens: int = 4096
     remark: str = ""
     recipe: Recipe | None = None
-    has_weights: bool = False
+    folder: AnyPath | None = None
 
 
 def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
@@ -227,7 +231,7 @@ def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
     if is_recipe(what):
         return _subject_of_recipe(load_recipe(what, imports_parts=True))
     folder = resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])
-    return Subject(what, read_config(folder), has_weights=True)
+    return Subject(what, read_config(folder), folder=folder)
 
 
 def _subject_of_recipe(recipe: Recipe) -> Subject:
@@ -256,7 +260,11 @@ def _subject_of_recipe(recipe: Recipe) -> Subject:
 
 
 def collect_facts(
-    subject: Subject, tokens: int, length: int, precision: str | None
+    subject: Subject,
+    tokens: int,
+    length: int,
+    precision: str | None,
+    weights: dtypes.Weights = "file",
 ) -> dict[str, Any]:
     """All numbers of the report: parameters, FLOPs, bytes."""
     from trifold import costs
@@ -267,7 +275,6 @@ def collect_facts(
         length = config.max_positions
     flops = costs.forward_flops(config, length, length)
     training = training_needs(subject, tokens, length, precision)
-    inference = costs.inference_memory(config, training["precision"])
     return {
         "name": subject.name,
         "remark": subject.remark,
@@ -279,7 +286,31 @@ def collect_facts(
         "length": length,
         "flops_per_token": {"forward": flops._asdict(), "training": flops.training._asdict()},
         "training_bytes": training,
-        "inference_bytes": {**inference._asdict(), "precision": training["precision"]},
+        **stored_weights(subject, training["precision"], weights),
+    }
+
+
+def stored_weights(subject: Subject, precision: str, weights: dtypes.Weights) -> dict[str, Any]:
+    """The bytes of the weights in the file, by type, and of what inference needs."""
+    import torch
+
+    from trifold import costs
+    from trifold.hub.storage import storage_in_file, storage_in_memory
+
+    stored = None if weights == "full" else weights
+    dtype = getattr(torch, precision)
+    in_memory = storage_in_memory(subject.config, dtype, stored, subject.folder)
+    in_file = [] if subject.folder is None else storage_in_file(subject.folder)
+    inference = costs.inference_memory(subject.config, precision)._asdict()
+    inference["weights"] = sum(each.bytes for each in in_memory)
+    return {
+        "stored_bytes": [each._asdict() | {"bits": each.bits} for each in in_file],
+        "inference_bytes": {
+            **inference,
+            "forms": [each._asdict() | {"bits": each.bits} for each in in_memory],
+            "precision": precision,
+            "stored": weights,
+        },
     }
 
 
@@ -359,14 +390,39 @@ def _print_report(subject: Subject, facts: dict[str, Any]) -> None:
     ]
     print_table([("", "memory", "holds"), *needs], " r")
 
+    if facts["stored_bytes"]:
+        print("\nweights in the file\n")
+        _print_forms("type", "size", facts["stored_bytes"])
     print(f"\nmemory for inference in {inference['precision']}\n")
+    _print_forms("form", "memory", inference["forms"])
     names = {
-        "weights": "weights",
         "cache_per_source_token": "cache per source token",
         "cache_per_target_token": "cache per target token and beam",
     }
     sizes = [(title, _size(inference[name])) for name, title in names.items() if inference[name]]
-    print_table([("", "memory"), *sizes], " r")
+    if sizes:
+        print()
+        print_table([("", "memory"), *sizes], " r")
+
+
+def _print_forms(title: str, size_title: str, forms: Sequence[dict[str, Any]]) -> None:
+    """A table of forms of weights, and their sum."""
+    rows = [
+        (
+            each["form"] + (" of the file" if each["is_shared"] else ""),
+            f"{each['tensors']:,}",
+            f"{each['weights']:,}",
+            f"{each['bits']:.2f}",
+            _size(each["bytes"]),
+        )
+        for each in forms
+    ]
+    tensors, weights, size = (
+        sum(each[key] for each in forms) for key in ("tensors", "weights", "bytes")
+    )
+    total = ("total", f"{tensors:,}", f"{weights:,}", f"{8 * size / weights:.2f}", _size(size))
+    head = (title, "tensors", "weights", "bits per weight", size_title)
+    print_table([head, *rows, total], " rrrr")
 
 
 def _held(part: str, training: dict[str, Any]) -> str:

@@ -181,7 +181,8 @@ def load_model(
     heads: further ones to load if the file has their weights, such as the pooler beside a
         language-model head.
     stored: "int8" or "int4" stores matrices in so many bits, "file" in the few bits that they have
-        in a GGUF file, all for inference only; `dtype` is that of the computation.
+        in a GGUF file, or in the 16 bits of a folder that a computation in float32 reads, all for
+        inference only; `dtype` is that of the computation.
 
     Raises CheckpointError if something is missing, damaged, of an unknown family, or does not fit.
     """
