@@ -542,7 +542,7 @@ OTHERS = {
 SMALL = "int8 int4 quantize load-in-8bit load-in-4bit 8bit 4bit"
 FULL_WEIGHTS = (
     "weights of few bits are for predictions: `predict`, `generate`, `eval`, `compare` and `glue` "
-    "have --weights; what trains or shows a model computes with full ones"
+    "have --weights; what trains or inspects a model computes with full ones"
 )
 # The same without a value.
 OTHER_FLAGS = {
