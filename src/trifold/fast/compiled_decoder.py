@@ -101,6 +101,16 @@ class CompiledDecoder:
     between the instructions, which is faster.
     """
 
+    # What a step changes; `_prepare` finds it.
+    hooks: HookSearch
+    self_attention: NDArray[np.int64]
+    cross_attention: NDArray[np.int64]
+    units_per_row: NDArray[np.int64]
+    rows: int
+    # By attention instruction: the keys and values that it reads, and of which memory they are.
+    read: dict[int, tuple[Tensor, Tensor]]
+    memories: dict[int, Tensor]
+
     def __init__(self, stack: Any, like: Tensor, max_rows: int) -> None:
         self.max_rows = max_rows
         self.windows = np.array(
@@ -139,9 +149,8 @@ class CompiledDecoder:
         heads = np.where(attention, program["kv_heads"], np.maximum(program["heads"], 1))
         self.units_per_row = np.where(matmul, 0, heads)
         self.rows = 0
-        # By attention instruction: the keys and values that it reads, and of which memory they are.
-        self.read: dict[int, tuple[Tensor, Tensor]] = {}
-        self.memories: dict[int, Tensor] = {}
+        self.read = {}
+        self.memories = {}
 
     # --- translation ------------------------------------------------------------------------------
 

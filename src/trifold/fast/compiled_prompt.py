@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trifold.fast import instruction as ins
@@ -32,6 +33,8 @@ from trifold.nn.walk import StackInputs
 
 class CompiledPrompt(CompiledDecoder):
     """The instructions of a stack for new tokens x (B, T, E)."""
+
+    rotations: NDArray[np.int64]
 
     def __init__(self, stack: Any, x: Tensor) -> None:
         self.shape = x.shape
