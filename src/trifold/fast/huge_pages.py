@@ -21,7 +21,7 @@ from torch import Tensor
 PAGE_BYTES = 2**21
 ALIGNMENT = 64  # bytes: a cache line
 REGION_BYTES = 2**26
-PROVIDED_BYTES = 2**24  # at a time, between which `provide` can be stopped
+PROVIDED_BYTES = 2**22  # at a time, between which `provide` can be stopped
 MADV_HUGEPAGE = 14  # of Linux
 
 
@@ -93,12 +93,13 @@ class _Provider:
         self._thread.join()
 
     def _write(self, memory: mmap.mmap, starts: Sequence[int], end: int) -> None:
-        # Unlike advice to the system, this does not keep other threads from mapping memory.
-        address = _address(memory)
+        # Unlike advice to the system, this does not keep other threads from mapping memory. The
+        # system provides a whole page when one byte of it is written.
+        pages = np.frombuffer(memory, np.uint8)
         for start in starts:
             if self._is_stopped.is_set():
                 return
-            ctypes.memset(address + start, 0, min(PROVIDED_BYTES, end - start))
+            pages[start : min(start + PROVIDED_BYTES, end) : mmap.PAGESIZE] = 0
 
 
 def _map(size: int) -> mmap.mmap:
