@@ -253,14 +253,15 @@ class DecodingState:
             self.hidden = self.read(tokens[:, None])
             self.logits = self.head(self.hidden[:, -1])
             return
-        self._extend_attend(tokens[:, None])
+        if self.attend is not None:
+            self._extend_attend(tokens[:, None])
         self.logits = ops.next_logits(
             self.model, self.head, tokens, self.attend, self.memory, self.cache
         )
 
     def append(self, tokens: Tensor) -> None:
         """Append tokens[i] to row i without reading it."""
-        self._columns.append(tokens[:, None])
+        self._columns.append(tokens.unsqueeze(1))
         self.generated += 1
 
     def read(self, tokens: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ independent of the temperature. Shapes: R rows, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import isfinite
 
 import numpy as np
 import torch
@@ -107,9 +108,9 @@ def greedy(logits: Tensor, indices: Tensor, generated: int) -> Tensor:
         refuse_non_finite(logits.gather(1, tokens[:, None]), "NaN scores")
         return tokens
     best = array.argmax(-1)
-    values = array[np.arange(len(best)), best]
-    if not np.isfinite(values).all():
-        refuse_non_finite(torch.from_numpy(values), "NaN scores")
+    for row, token in zip(array, best.tolist(), strict=True):
+        if not isfinite(row[token]):
+            refuse_non_finite(torch.from_numpy(row[token : token + 1]), "NaN scores")
     return torch.from_numpy(best)
 
 
