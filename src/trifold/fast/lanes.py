@@ -312,6 +312,37 @@ def smallest_of(builder: Any, x: Any) -> Any:
     return _reduced(builder, x, _less)
 
 
+def _sums_of_neighbours(builder: Any, a: Any, b: Any) -> Any:
+    """The sums of two neighbours of 8 lanes, within each half: two of a, then two of b."""
+    even, odd = ([first, first + 2, first + 8, first + 10] for first in (0, 1))
+    numbers = ([*own, *(lane + 4 for lane in own)] for own in (even, odd))
+    first, second = (ir.Constant(ir.VectorType(_INT32, 8), each) for each in numbers)
+    return builder.fadd(builder.shuffle_vector(a, b, first), builder.shuffle_vector(a, b, second))
+
+
+@intrinsic
+def store_sums(typing: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """The sums of all lanes of each of four -> 4 fp32 at an address. Takes less time than
+    `sum_of` each of them.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def halves_of(x: Any) -> Any:
+            """The sum of both halves."""
+            half = x.type.count // 2
+            numbers = (list(range(first, first + half)) for first in (0, half))
+            lanes = (ir.Constant(ir.VectorType(_INT32, half), each) for each in numbers)
+            return builder.fadd(*(builder.shuffle_vector(x, x, each) for each in lanes))
+
+        first, second, third, fourth = map(halves_of, values[1:])
+        left = _sums_of_neighbours(builder, first, second)
+        right = _sums_of_neighbours(builder, third, fourth)
+        _store(builder, halves_of(_sums_of_neighbours(builder, left, right)), values[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, *[lanes] * 4), generate
+
+
 def _infer(symbol: Any, emit: Emit) -> None:
     """An operator of lanes. A template, because it is compiled in less time than an overload."""
 

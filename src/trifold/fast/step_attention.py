@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from trifold.fast.instruction_sets import has_panels
 from trifold.fast.intrinsics import allocate, float32_at, int8_at, int64_at, release
+from trifold.fast.lanes import (
+    LANES,
+    fill,
+    load,
+    load_float,
+    multiply_add,
+    store_float,
+    store_sums,
+    sum_of,
+)
 from trifold.fast.loops import Array, F, exp, subroutine, to_float
 from trifold.fast.step_linear import store
 
@@ -36,10 +47,10 @@ def attention(op: Any, units: range, keys: Array, values: Array) -> None:
         for head in range(kv_head * group, (kv_head + 1) * group):
             start = (row * op.heads + head) * width
             rotate(float32_at(op.x, start + width)[start:], op, row, rotated)
-            _dot_products(rotated, keys, offsets, scores)
+            score_keys(rotated, keys, offsets, scores)
             _adjust(scores, op, row, head)
             _softmax(scores)
-            _weighted_sum(scores, values, offsets, float32_at(op.out, start + width)[start:])
+            add_values(scores, values, offsets, float32_at(op.out, start + width)[start:])
     release(memory)
 
 
@@ -72,18 +83,6 @@ def _key_offsets(op: Any, row: int, kv_head: int, offsets: Array) -> None:
         )
         for s in range(offsets.shape[0]):
             offsets[s] += (rows[s] - row) * op.row_stride
-
-
-@subroutine
-def _dot_products(query: Array, keys: Array, offsets: Array, scores: Array) -> None:
-    """query (D,) · each key -> scores (n,)."""
-    width = query.shape[0]
-    for s in range(scores.shape[0]):
-        key = keys[offsets[s] : offsets[s] + width]
-        total = F(0)
-        for j in range(width):
-            total += query[j] * to_float(key[j])
-        scores[s] = total
 
 
 @subroutine
@@ -126,6 +125,21 @@ def _softmax(scores: Array) -> None:
         scores[s] /= total
 
 
+# --- products with keys and values ----------------------------------------------------------------
+
+
+@subroutine
+def _dot_products(query: Array, keys: Array, offsets: Array, scores: Array) -> None:
+    """query (D,) · each key -> scores (n,)."""
+    width = query.shape[0]
+    for s in range(scores.shape[0]):
+        key = keys[offsets[s] : offsets[s] + width]
+        total = F(0)
+        for j in range(width):
+            total += query[j] * to_float(key[j])
+        scores[s] = total
+
+
 @subroutine
 def _weighted_sum(weights: Array, values: Array, offsets: Array, out: Array) -> None:
     """Σ weight · value -> out (D,)."""
@@ -136,3 +150,75 @@ def _weighted_sum(weights: Array, values: Array, offsets: Array, out: Array) -> 
         value = values[offsets[s] : offsets[s] + width]
         for j in range(width):
             out[j] += weight * to_float(value[j])
+
+
+@subroutine
+def _dot_products_on_lanes(query: Array, keys: Array, offsets: Array, scores: Array) -> None:
+    """`_dot_products` of 4 keys at a time, if their numbers fill lanes."""
+    width = query.shape[0]
+    if width % LANES:
+        _dot_products(query, keys, offsets, scores)
+        return
+    start = np.int64(query.ctypes.data)
+    first = np.int64(keys.ctypes.data)
+    size = keys.itemsize
+    count = scores.shape[0]
+    together = count // 4 * 4
+    for s in range(0, together, 4):
+        key_0 = first + size * offsets[s]
+        key_1 = first + size * offsets[s + 1]
+        key_2 = first + size * offsets[s + 2]
+        key_3 = first + size * offsets[s + 3]
+        sum_0 = sum_1 = sum_2 = sum_3 = fill(F(0))
+        for column in range(0, width, LANES):
+            own = load_float(start + 4 * column)
+            at = size * column
+            sum_0 = multiply_add(own, load(keys, key_0 + at), sum_0)
+            sum_1 = multiply_add(own, load(keys, key_1 + at), sum_1)
+            sum_2 = multiply_add(own, load(keys, key_2 + at), sum_2)
+            sum_3 = multiply_add(own, load(keys, key_3 + at), sum_3)
+        store_sums(np.int64(scores.ctypes.data) + 4 * s, sum_0, sum_1, sum_2, sum_3)
+    for s in range(together, count):
+        key = first + size * offsets[s]
+        total = fill(F(0))
+        for column in range(0, width, LANES):
+            own = load_float(start + 4 * column)
+            total = multiply_add(own, load(keys, key + size * column), total)
+        scores[s] = sum_of(total)
+
+
+@subroutine
+def _weighted_sum_on_lanes(weights: Array, values: Array, offsets: Array, out: Array) -> None:
+    """`_weighted_sum` of 64 columns at a time, whose sums stay in registers, if they fill lanes."""
+    width = out.shape[0]
+    if width % LANES:
+        _weighted_sum(weights, values, offsets, out)
+        return
+    first = np.int64(values.ctypes.data)
+    target = np.int64(out.ctypes.data)
+    size = values.itemsize
+    step = size * LANES
+    together = width // (4 * LANES) * 4 * LANES
+    for column in range(0, together, 4 * LANES):
+        sum_0 = sum_1 = sum_2 = sum_3 = fill(F(0))
+        for s in range(weights.shape[0]):
+            weight = fill(weights[s])
+            value = first + size * (offsets[s] + column)
+            sum_0 = multiply_add(weight, load(values, value), sum_0)
+            sum_1 = multiply_add(weight, load(values, value + step), sum_1)
+            sum_2 = multiply_add(weight, load(values, value + 2 * step), sum_2)
+            sum_3 = multiply_add(weight, load(values, value + 3 * step), sum_3)
+        store_float(target + 4 * column, sum_0)
+        store_float(target + 4 * (column + LANES), sum_1)
+        store_float(target + 4 * (column + 2 * LANES), sum_2)
+        store_float(target + 4 * (column + 3 * LANES), sum_3)
+    for column in range(together, width, LANES):
+        total = fill(F(0))
+        for s in range(weights.shape[0]):
+            value = first + size * (offsets[s] + column)
+            total = multiply_add(fill(weights[s]), load(values, value), total)
+        store_float(target + 4 * column, total)
+
+
+score_keys = _dot_products_on_lanes if has_panels() else _dot_products
+add_values = _weighted_sum_on_lanes if has_panels() else _weighted_sum
