@@ -17,6 +17,7 @@ from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.instruction_sets import has_panels
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.nn import Cache, Inputs, Transformer
+from trifold.nn.layers import Linear
 
 pytest.importorskip("numba", reason="the compiled loops need numba: `make setup` installs it")
 
@@ -220,6 +221,10 @@ def test_unsupported_prompts_use_the_operators(make_model: Make, reader: Reader)
     handle = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
     model.decode(Inputs(tokens), None, model.new_cache())
     handle.remove()
+    layer = model.decoder.blocks[0].feed_forward.sublayer.in_proj
+    layer.__class__ = type("OtherLinear", (type(layer),), {})
+    model.decode(Inputs(tokens), None, model.new_cache())
+    layer.__class__ = Linear
     with torch.enable_grad():
         model.decode(Inputs(tokens), None, model.new_cache())
     assert reader.compiled == 0

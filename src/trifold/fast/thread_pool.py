@@ -174,8 +174,12 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
 
 
 def _block_fields(weight: BlockWeight) -> dict[str, Field]:
-    sizes = _block_sizes(*weight.shape, weight.bits, block_kind(weight))
-    return {**sizes, "weight": weight.values, "scales": weight.scales}
+    # A prompt is translated each time, and attributes of a module that are tensors take long.
+    values, scales = (weight._buffers[name] for name in ("values", "scales"))
+    assert values is not None and scales is not None
+    bits = values.shape[2]
+    kind = _number_of_kind(bits, scales.shape[2] == 2, weight.has_levels)
+    return {**_block_sizes(*weight.shape, bits, kind), "weight": values, "scales": scales}
 
 
 @lru_cache(maxsize=64)  # layers are alike
