@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import mmap
+import random
 import sys
 import threading
 from itertools import pairwise
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trifold.fast.huge_pages import ALIGNMENT, PAGE_BYTES, HugeMemory, read_ahead
+from trifold.fast.huge_pages import ALIGNMENT, PAGE_BYTES, HugeMemory, read_ahead, release_file
 
 SMAPS = Path("/proc/self/smaps")
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -105,16 +106,25 @@ def test_pages_are_provided_and_later_values_stay(monkeypatch: pytest.MonkeyPatc
     assert second.data_ptr() - first.data_ptr() == 128, "a region of the usual size"
 
 
+def wait_for_pages() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "pages":
+            thread.join()
+
+
 @pytest.mark.skipif(not SMAPS.exists(), reason="not Linux")
-def test_a_file_is_read_ahead(tmp_path: Path) -> None:
+def test_a_file_is_read_ahead_and_released(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    path.write_bytes(bytes(PAGE_BYTES))
+    content = random.Random(5).randbytes(PAGE_BYTES)
+    path.write_bytes(content)
     with path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     before = sizes_at(address)["Rss"]
     read_ahead(memory)
-    for thread in threading.enumerate():
-        if thread.name == "pages":
-            thread.join()
+    wait_for_pages()
     assert before < PAGE_BYTES // 1024 <= sizes_at(address)["Rss"]
+    release_file(memory)
+    wait_for_pages()
+    assert sizes_at(address)["Rss"] == 0
+    assert bytes(memory) == content

@@ -130,6 +130,15 @@ def _read_pages(memory: mmap.mmap) -> None:
     np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()
 
 
+def release_file(memory: mmap.mmap) -> None:
+    """Let a file that is mapped take no memory until it is read again; on another thread, because
+    this takes milliseconds.
+    """
+    if hasattr(mmap, "MADV_DONTNEED"):
+        arguments = memory, 0, len(memory), mmap.MADV_DONTNEED
+        threading.Thread(target=_advise, args=arguments, name="pages", daemon=True).start()
+
+
 def _address(memory: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 

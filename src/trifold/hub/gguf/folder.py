@@ -17,7 +17,7 @@ from trifold.errors import CheckpointError
 from trifold.fast import prepare_interpreter
 from trifold.fast.block_layout import can_lay_out
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.huge_pages import HugeMemory, read_ahead, release_pages
+from trifold.fast.huge_pages import HugeMemory, read_ahead, release_file
 from trifold.fast.quantized_weight import Weight
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
 from trifold.hub import rules
@@ -111,7 +111,7 @@ class GGUFFolder(FileAsFolder):
                 if has_shared:  # who changes these parameters does not change what is loaded next
                     file.map_again()
                 else:
-                    release_pages(file.memory, 0, len(file.memory))
+                    release_file(file.memory)
 
         return made, finish
 
