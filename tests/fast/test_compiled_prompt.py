@@ -230,3 +230,19 @@ def test_unsupported_prompts_use_the_operators(make_model: Make, reader: Reader)
     assert reader.compiled == 0
     model.decode(Inputs(tokens), None, model.new_cache())
     assert reader.compiled == has_panels()
+
+
+@pytest.mark.skipif(not has_panels(), reason="other processors compile no prompts")
+def test_a_stack_is_examined_once_for_a_prompt_and_its_steps(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(**LLAMA)
+    tokens = tokens_of(model, 1, 22)
+    cache, other = (model.new_cache("growing", capacity=64) for _ in range(2))
+    model.decode(Inputs(tokens[:, :20]), None, cache)
+    model.decode(Inputs(tokens[:, :4]), None, other)  # which is no program
+    monkeypatch.setattr(step, "_has_instructions", lambda module: False)
+    for each, is_compiled in ((cache, True), (other, False)):
+        model.decode(Inputs(tokens[:, 20:21]), None, each)
+        translation = step.translation_of(each)
+        assert translation is not None and (translation.decoder is not None) == is_compiled

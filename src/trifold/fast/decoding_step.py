@@ -58,6 +58,9 @@ class Translation(NamedTuple):
 
 
 _translations: WeakKeyDictionary[Cache, Translation] = WeakKeyDictionary()
+# The stack whose last prompt of a cache was a program: all its modules have instructions. To find
+# that out takes milliseconds.
+_examined: WeakKeyDictionary[Cache, ReferenceType[Stack]] = WeakKeyDictionary()
 
 
 def translation_of(cache: Cache) -> Translation | None:
@@ -68,6 +71,7 @@ def translation_of(cache: Cache) -> Translation | None:
 def decoding_step(stack: Stack, x: Tensor, inputs: StackInputs, cache: Cache) -> Tensor:
     """See `nn.ops.decoding_step`."""
     if supports_compiled_prompt(stack, x, inputs, cache):
+        _examined[cache] = ref(stack)
         return compiled_prompt(stack, x, inputs, cache)
     decoder = _compiled_decoder(stack, x, inputs, cache)
     if decoder is None:
@@ -229,13 +233,20 @@ def is_supported(stack: Stack, cache: Cache, x: Tensor) -> bool:
     """Whether the stack is large enough and instructions exist for all its modules and this number
     of rows.
     """
-    weights = _weights(all_modules(stack))
+    examined = _examined.get(cache)
+    return (
+        (x.shape[0] <= FEW_ROWS or not is_autocast(x))
+        and ((examined is not None and examined() is stack) or _has_only_instructions(stack))
+        and _stores_readable_keys(cache)
+    )
+
+
+def _has_only_instructions(stack: Stack) -> bool:
+    """Whether the stack is large enough, and instructions exist for all that its layers do."""
     return (
         _has_known_wiring(stack)
-        and _are_supported_weights(weights)
-        and (x.shape[0] <= FEW_ROWS or not is_autocast(x))
+        and _are_supported_weights(_weights(all_modules(stack)))
         and all(_has_instructions(module) for module in _modules(stack))
-        and _stores_readable_keys(cache)
         and compiled_interpreter() is not None
     )
 
