@@ -77,8 +77,8 @@ Codec = Annotated[
 Weights = Annotated[
     dtypes.Weights,
     typer.Option(
-        help="Matrices in memory: as in the file (of GGUF the small types, in float32 16 bits), "
-        "decoded to --dtype, or in 8 or 4 bits: faster, less exact."
+        help="Matrices in memory: file (as a GGUF file stores them; others in --dtype), full (in "
+        "--dtype), or of 8 or 4 bits, which is faster and less exact."
     ),
 ]
 BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]

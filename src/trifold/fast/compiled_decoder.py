@@ -198,13 +198,16 @@ class CompiledDecoder:
         code = ins.ACTIVATIONS[activation]
         fields: dict[str, Field] = {"activation": code, "mode": mode, "waits": waits}
         fields["bias"] = _float(layer.bias)
-        if self.max_rows <= few_rows(layer.weight):
-            self._add(out, **matmul_fields(layer.weight), x=x, **fields)
-        elif isinstance(layer.weight, BlockWeight):
-            self._add_block_matmul(layer.weight, x, out, fields)
-        else:
-            self._add_library_matmul(layer.weight, x, out, fields)
+        self._add_matmul(layer.weight, x, out, fields)
         return out
+
+    def _add_matmul(self, weight: Weight, x: Tensor, out: Tensor, fields: dict[str, Field]) -> None:
+        if self.max_rows <= few_rows(weight):
+            self._add(out, **matmul_fields(weight), x=x, **fields)
+        elif isinstance(weight, BlockWeight):
+            self._add_block_matmul(weight, x, out, fields)
+        else:
+            self._add_library_matmul(weight, x, out, fields)
 
     def _add_block_matmul(
         self, weight: BlockWeight, x: Tensor, out: Tensor, fields: dict[str, Field]

@@ -16,7 +16,7 @@ from torch import Tensor
 from trifold.fast import instruction as ins
 from trifold.fast.attention import product_type
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.compiled_decoder import CompiledDecoder, _float
+from trifold.fast.compiled_decoder import CompiledDecoder
 from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
     DTYPES,
@@ -27,7 +27,6 @@ from trifold.fast.thread_pool import (
 )
 from trifold.nn.attention import Attention
 from trifold.nn.cache import Cache
-from trifold.nn.layers import Linear
 from trifold.nn.walk import StackInputs
 
 
@@ -64,23 +63,11 @@ class CompiledPrompt(CompiledDecoder):
             units["units"] = self.max_rows * heads
         super()._add(out, **{**units, **fields})
 
-    def _add_linear(
-        self,
-        layer: Linear,
-        x: Tensor,
-        out: Tensor,
-        mode: int = ins.SET,
-        activation: str = "none",
-        waits: int = 1,
-    ) -> Tensor:
-        code = ins.ACTIVATIONS[activation]
-        fields: dict[str, Field] = {"activation": code, "mode": mode, "waits": waits}
-        fields["bias"] = _float(layer.bias)
-        if isinstance(layer.weight, BlockWeight):
-            self._add_block_matmul(layer.weight, x, out, fields)
+    def _add_matmul(self, weight: Weight, x: Tensor, out: Tensor, fields: dict[str, Field]) -> None:
+        if isinstance(weight, BlockWeight):
+            self._add_block_matmul(weight, x, out, fields)
         else:
-            self._add(out, **panel_fields(layer.weight), x=x, **fields)
-        return out
+            self._add(out, **panel_fields(weight), x=x, **fields)
 
     def _many_row_fields(self, weight: Weight) -> dict[str, Field]:
         return panel_fields(weight)
