@@ -83,7 +83,7 @@ SETS = (
 
 
 def instruction_set() -> LaneInstructions | None:
-    """The set of this processor; None if there are no loops for it, or no LLVM."""
+    """The set of this processor; None if there are no loops for it."""
     for each in SETS:
         if features().issuperset(each.features) and features().isdisjoint(each.excluded):
             return each
