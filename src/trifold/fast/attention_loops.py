@@ -60,7 +60,7 @@ class Side(NamedTuple):
     pairs: Array
 
 
-class Tile(NamedTuple):
+class TileMemory(NamedTuple):
     """Of QUERIES queries. scores, d_weights: (QUERIES, L) fp32. weights, d_scores: (QUERIES, L)
     bf16. sums: (QUERIES, D) fp32.
 
@@ -98,7 +98,7 @@ def _new_side(length: int, width: int) -> Any:
 def _new_tile(length: int, queries: int, width: int) -> Any:
     """length: the largest L. queries: that of all queries if gradients are computed, else 0."""
     words = QUERIES * length
-    return Tile(
+    return TileMemory(
         _new_words(words).view(F).reshape((QUERIES, length)),
         _new_words(words).view(F).reshape((QUERIES, length)),
         _new_words(words // 2).view(np.uint16).reshape((QUERIES, length)),
