@@ -48,6 +48,7 @@ ALLOWED = {
     "cli/speed.py:clock_gigahertz": SYSTEM,
     "installation.py:_declared": OWN,
     "fast/matmul.py:processor_family": SYSTEM,
+    "fast/processor.py:_linux_flags": SYSTEM,
     "memory.py:_read_text": SYSTEM,
     "sandbox.py:_used_memory": SYSTEM,
     "fast/openmp.py:adapt_to_contention": SYSTEM,
