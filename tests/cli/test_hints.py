@@ -132,7 +132,7 @@ ANSWERS = {
     "convert x --outfile y": "the new folder comes after the old one: `trifold convert x y`",
     "look x hi --weights int8": "no option --weights: weights of few bits are for predictions",
     "show x --load-in-8bit": "write `trifold show x --weights int8`",
-    "train smoke --weights int4": "what trains a model or shows its computation has full ones",
+    "train smoke --weights int4": "commands that train a model or show its computation use full weights",
     "train smoke --weights runs/x": "`trifold train smoke start_from=runs/x`",
     "predict x hi --load-in-8bit": "write `trifold predict x hi --weights int8`",
     "compare x y --int4": "`trifold compare x y --weights int4`",

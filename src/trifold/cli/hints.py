@@ -542,8 +542,8 @@ OTHERS = {
 SMALL = "int8 int4 quantize load-in-8bit load-in-4bit 8bit 4bit"
 FULL_WEIGHTS = (
     "weights of few bits are for predictions: `predict`, `generate`, `eval`, `compare` and `glue` "
-    "have --weights, and `show` counts their bytes; what trains a model or shows its computation "
-    "has full ones"
+    "have --weights, and `show` counts their bytes; commands that train a model or show its "
+    "computation use full weights"
 )
 # The same without a value.
 OTHER_FLAGS = {

@@ -77,8 +77,8 @@ Codec = Annotated[
 Weights = Annotated[
     dtypes.Weights,
     typer.Option(
-        help="Matrices in memory: file (as a GGUF file stores them; others in --dtype), full (in "
-        "--dtype), or of 8 or 4 bits, which is faster and less exact."
+        help="Matrices in memory: file (types of 16 bits and fewer as they are stored), full (all "
+        "in --dtype), or int8 or int4, which are faster and less exact."
     ),
 ]
 BatchSize = Annotated[int | None, value("N", "Texts per batch; default: by memory.", min=1)]
