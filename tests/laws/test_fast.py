@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.laws.models import (
     loss_of,
     memory_of,
     model_of,
+    new_model,
     packed,
     padded,
     real_states,
@@ -35,9 +37,11 @@ from torch import Tensor
 from trifold.fast import bfloat16_linear
 from trifold.fast.attention import attend, supports_prompt_attention
 from trifold.fast.one_state import head_output, output_of_one_state, reads_one_state
-from trifold.nn import Mask, Transformer, ops
-from trifold.nn.hooks import capture
+from trifold.nn import Inputs, Mask, ModelConfig, Transformer, ops
+from trifold.nn.hooks import capture, record_calls
 from trifold.nn.losses import linear_cross_entropy
+from trifold.nn.parts import WalkPart
+from trifold.train.blocks import compile_blocks, recompute_blocks
 
 pytestmark = pytest.mark.parametrize("operations", ["fast"], indirect=True)
 DECODERS = ("encoder-decoder", "decoder")
@@ -245,8 +249,6 @@ def test_int8_matmul_of_many_rows_has_the_error_of_int8_weights(name: str) -> No
 
 @cache
 def _trained(name: str, dtype: torch.dtype) -> Transformer:
-    from tests.laws.models import new_model
-
     from trifold.fast.int8_training import enable_int8_training
 
     model = new_model(config_of(name)).to(dtype)
@@ -279,7 +281,6 @@ def test_a_head_of_one_state_needs_no_other_state_of_the_last_block(state: str, 
     rows = rows_of(config)
     for example in (*rows, padded(rows), padded(rows, left=True), packed(rows)):
         inputs = example.source
-        assert not reads_one_state(model, inputs, "sequence")  # gradients need all
         with torch.no_grad():
             expected = model.head_outputs(inputs, heads=["sequence"])["sequence"]
             assert reads_one_state(model, inputs, "sequence") == (state != "mean")
@@ -288,3 +289,69 @@ def test_a_head_of_one_state_needs_no_other_state_of_the_last_block(state: str, 
                 assert_close(output_of_one_state(model, inputs, "sequence"), expected, 1e-5)
             with capture(model, kind="state"):
                 assert not reads_one_state(model, inputs, "sequence")
+
+
+@pytest.mark.parametrize("recomputes", [False, True], ids=["saved", "recomputed"])
+@pytest.mark.parametrize("state", ["pooler", "first", "last"])
+def test_a_head_of_one_state_has_the_gradients_of_all_states(state: str, recomputes: bool) -> None:
+    config = config_of("encoder: BERT").model_copy(update={"classifier_input": state})
+    model = new_model(config).train()
+    if recomputes:
+        recompute_blocks(model)
+    rows = rows_of(config)
+    for example in (*rows, padded(rows), padded(rows, left=True), packed(rows)):
+        compare_gradients(model, example.source)
+
+
+@pytest.mark.parametrize("state", ["pooler", "first"])
+def test_a_head_of_one_state_of_images_has_the_gradients_of_all_states(state: str) -> None:
+    config = ModelConfig(
+        shape="encoder",
+        n_layers=2,
+        d_model=16,
+        n_heads=2,
+        d_ff=24,
+        positions="learned",
+        image_size=(8, 12),
+        patch_size=(4, 4),
+        n_channels=1,
+        max_positions=7,
+        heads=("pooler", "sequence"),
+        classifier_input=state,
+        n_labels=3,
+        dropout=0.0,
+    )
+    pixels = torch.randn(4, 1, 8, 12, generator=torch.Generator().manual_seed(1))
+    compare_gradients(new_model(config).train(), Inputs(pixels=pixels))
+
+
+def compare_gradients(model: Transformer, inputs: Inputs) -> None:
+    """Compare the logits and the gradients of one state with those of all."""
+    assert reads_one_state(model, inputs, "sequence")
+    got = ops.head_output(model, inputs, "sequence")
+    gradients = gradients_of(loss_of(got), model)
+    with plain():
+        expected = ops.head_output(model, inputs, "sequence")
+        assert gradient_difference(gradients, gradients_of(loss_of(expected), model)) < 1e-5
+    assert_close(got, expected, 1e-5)
+
+
+def test_training_computes_all_states_if_something_else_reads_them() -> None:
+    model = new_model(config_of("encoder: BERT")).train()
+    inputs = packed(rows_of(model.config)).source
+    for context in (capture(model, kind="state"), record_calls(model)):
+        assert reads_one_state(model, inputs, "sequence")
+        with context:
+            assert not reads_one_state(model, inputs, "sequence")
+    compile_blocks(model)
+    assert not reads_one_state(model, inputs, "sequence")
+    with torch.no_grad():
+        assert reads_one_state(model, inputs, "sequence")
+
+
+def test_training_in_another_order_computes_all_states() -> None:
+    model = new_model(config_of("encoder: BERT")).train()
+    inputs = packed(rows_of(model.config)).source
+    stack: Any = model.encoder
+    stack.walk = WalkPart()
+    assert not reads_one_state(model, inputs, "sequence")

@@ -79,7 +79,7 @@ def test_r_drop_is_the_mean_loss_and_the_symmetric_divergence_of_two_passes(toke
     batch = objective.batch(objective.examples(rows()), np.arange(5))
     passes = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(1))
     logits = iter(passes)
-    monkeypatch.setattr(objective, "_logits", lambda *_: next(logits))
+    monkeypatch.setattr(objective, "_of_rows", lambda *_: next(logits))
     p, q = (torch.distributions.Categorical(logits=each) for each in passes)
     kl = torch.distributions.kl_divergence
     entropies = [F.cross_entropy(each, batch.labels, label_smoothing=0.1) for each in passes]

@@ -44,7 +44,7 @@ def _versions() -> dict[str, Callable[..., Any]]:
     """The functions of these modules that have the name of a plain operation."""
     functions: dict[str, Any] = {}
     modules = ("layers", "int8_linear", "attention", "cross_entropy", "encoder_layers")
-    for module in (*modules, "decoding_step", "token_step"):
+    for module in (*modules, "one_state", "decoding_step", "token_step"):
         functions |= vars(import_module(f"{__name__}.{module}"))
     return {name: functions[name] for name in ops.PLAIN}
 

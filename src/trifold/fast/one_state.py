@@ -1,7 +1,8 @@
-"""Heads that read one state of each row, as that of [CLS]: the last block computes no other.
+"""Heads that read one state of each row, as that of [CLS]: the last block computes no other;
+replaces `nn.ops.head_output`.
 
 Only its keys and values need all tokens. Of an encoder with 2 layers that saves 40 % of the
-products, of one with 12 layers 7 %.
+products, of one with 12 layers 7 %; in training also those of the backward pass.
 """
 
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trifold.fast import enabled
 from trifold.fast.encoder_layers import encoder_layers, supports_encoder_layers
+from trifold.fast.int8_linear import has_hooks
 from trifold.nn import Inputs, Transformer
 from trifold.nn.attention import Attention
 from trifold.nn.embeddings import default_segments
@@ -19,36 +20,50 @@ from trifold.nn.heads import Classes
 from trifold.nn.inputs import Request
 from trifold.nn.layers import FeedForward
 from trifold.nn.masks import Mask
+from trifold.nn.ops import head_output as plain_head_output
 from trifold.nn.packing import Packing
-from trifold.nn.parts import has_plain_attention, input_rules
-from trifold.nn.stack import Block, Stack
+from trifold.nn.parts import WalkPart, has_plain_attention, input_rules
+from trifold.nn.registry import classical
+from trifold.nn.stack import Block, Stack, all_modules
 from trifold.nn.walk import StackInputs
 
 
 def head_output(model: Transformer, inputs: Inputs, name: str) -> Tensor:
-    """The output of one head; see `Transformer.head_outputs`."""
-    if enabled() and reads_one_state(model, inputs, name):
+    """See `nn.ops.head_output`."""
+    if reads_one_state(model, inputs, name):
         return output_of_one_state(model, inputs, name)
-    return model.head_outputs(inputs, heads=[name])[name]
+    return plain_head_output(model, inputs, name)
 
 
 def reads_one_state(model: Transformer, inputs: Inputs, name: str) -> bool:
     """Whether the head reads one state of an encoder whose last block is classical, and nothing
-    needs the others: no gradient, no hook.
+    needs the others.
     """
     stack = model.encoder
     head = model.heads[name.replace("-", "_")] if name != "lm" else None
     if not isinstance(head, Classes) or type(stack) is not Stack or model.decoder is not None:
         return False
-    if torch.is_grad_enabled() or inputs.pixels is not None or not head.reads_one_state:
+    if not head.reads_one_state:
         return False
     if not has_plain_attention(model.config) or input_rules(model.config, inputs):
         return False
     block: Any = stack.blocks[stack.block_of_layer[-1]]
-    is_classical = type(block) is Block and type(block.self_attention.sublayer) is Attention
-    return (
-        is_classical and type(block.feed_forward.sublayer) is FeedForward and not stack.is_watched()
-    )
+    if type(block) is not Block or type(block.self_attention.sublayer) is not Attention:
+        return False
+    if type(block.feed_forward.sublayer) is not FeedForward or _is_observed(model):
+        return False
+    return not torch.is_grad_enabled() or _trains_in_order(stack)
+
+
+def _is_observed(model: Transformer) -> bool:
+    """Whether a hook reads what some module computes."""
+    return any(getattr(each, "watched", False) or has_hooks(each) for each in all_modules(model))
+
+
+def _trains_in_order(stack: Stack) -> bool:
+    """Whether training calls one block after the other, and none of them is compiled."""
+    is_compiled = any("forward" in vars(block) for block in stack.blocks)
+    return stack.walk is classical(WalkPart.place) and not is_compiled
 
 
 def output_of_one_state(model: Transformer, inputs: Inputs, name: str) -> Tensor:
@@ -62,34 +77,38 @@ def output_of_one_state(model: Transformer, inputs: Inputs, name: str) -> Tensor
     request = Request(mask, positions=inputs.positions, segments=inputs.segments)
     read = stack.inputs(x, request)
     grid = inputs.grid()
-    columns = head.columns(grid)[:, None]
+    columns = head.columns(grid)
+    chosen = _starts(x, inputs) + columns
     if supports_encoder_layers(stack, x, read):
-        chosen = _starts(inputs) + columns[:, 0]
         states = encoder_layers(stack, x, read, chosen)[:, None]
     else:
-        states = last_states(stack, x, read, inputs, columns)
-    alone = Inputs(grid.tokens.take_along_dim(columns, 1), features=inputs.features)
+        states = last_states(stack, x, read, inputs, chosen)
+    tokens = columns[:, None]
+    if inputs.pixels is None:
+        tokens = grid.tokens.gather(1, tokens)
+    # Images are read by a path beside the states.
+    alone = Inputs(tokens, pixels=inputs.pixels, features=inputs.features)
     return model.apply_heads(stack.final_norm(states), alone, [name])[name]
 
 
-def _starts(inputs: Inputs) -> Tensor:
-    """(B,) the first token of each row, in the order of the states."""
+def _starts(x: Tensor, inputs: Inputs) -> Tensor:
+    """(B,) the first token of each row in the states, x (B, T, E) or packed (1, N, E)."""
     if isinstance(inputs.packing, Packing):
-        return inputs.packing.starts[:-1]
-    rows, width = inputs.shape
-    return torch.arange(rows) * width
+        return inputs.packing.starts[:-1].to(x.device)
+    rows, width = x.shape[:2]
+    return torch.arange(rows, device=x.device) * width
 
 
 def last_states(
-    stack: Stack, x: Tensor, read: StackInputs, inputs: Inputs, columns: Tensor
+    stack: Stack, x: Tensor, read: StackInputs, inputs: Inputs, chosen: Tensor
 ) -> Tensor:
-    """The states (B, 1, E) after all layers of one column (B, 1) of each row."""
+    """The states (B, 1, E) after all layers of the chosen tokens (B,) of x, one of each row."""
     layers = stack.layers(read, read.mask.count(x))
     *before, last = stack.block_of_layer
     last_block: Any = stack.blocks[last]
     for block, layer in zip(before, layers, strict=False):
-        x = stack.blocks[block](x, layer)
-    chosen = inputs.packing.grid(x).take_along_dim(columns[..., None], 1)
+        x = stack.run_block(stack.blocks[block], x, layer)
+    queries = x.flatten(0, 1)[chosen][:, None]
     mask = Mask(inputs.real, key_packing=inputs.packing)
-    states: Tensor = last_block.attend_to(chosen, x, layers[-1]._replace(mask=mask))
-    return states
+    inputs_of_last = layers[-1]._replace(mask=mask)
+    return stack.run_block(last_block.attend_to, queries, x, inputs_of_last)

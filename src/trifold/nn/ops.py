@@ -246,6 +246,11 @@ def next_logits(
     return head(model.decode(Inputs(tokens[:, None], attend), memory, cache)[:, -1])
 
 
+def head_output(model: Any, inputs: Inputs, name: str) -> Tensor:
+    """The output of one head, as `Transformer.head_outputs` has it."""
+    return model.head_outputs(inputs, heads=[name])[name]
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 _LINEAR = (embedding, linear, linears, activation_linear, feed_forward)
@@ -253,7 +258,7 @@ _LAYERS = (*_LINEAR, gelu_tanh, layer_norm, dropout)
 _STEPS = (decoding_step, next_logits)
 PLAIN: dict[str, Callable[..., Any]] = {
     operation.__name__: operation
-    for operation in (*_LAYERS, attend, attention, cross_entropy, layers, *_STEPS)
+    for operation in (*_LAYERS, attend, attention, cross_entropy, layers, *_STEPS, head_output)
 }
 
 

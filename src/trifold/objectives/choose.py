@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trifold.data import Role, Rows, read_records
 from trifold.data.roles import MISSING, check_text, is_missing
 from trifold.errors import DataError, plural
-from trifold.nn import Transformer
+from trifold.nn import Transformer, ops
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import ConstantAnswer, EvalRun, Evaluation, Sample
 from trifold.objectives.labelled import (
@@ -325,10 +325,10 @@ class Choose(LabelledObjective):
 
     def logits(self, model: Transformer, batch: ChoiceBatch) -> Tensor:
         """(B, C), C being the largest number of choices; -infinity beyond those of a row."""
-        return self._logits(model, model(batch.inputs), batch)
+        return self._of_rows(ops.head_output(model, batch.inputs, "choice"), batch)
 
-    def _logits(self, model: Transformer, hidden: Tensor, batch: ChoiceBatch) -> Tensor:
-        outputs = model.apply_heads(hidden, batch.inputs, ["choice"])["choice"]
+    def _of_rows(self, outputs: Tensor, batch: ChoiceBatch) -> Tensor:
+        """The logits (B, C) of the rows from those of all pairs, (N, 1)."""
         scores = outputs[:, 0].split(batch.counts)
         return pad_sequence(scores, batch_first=True, padding_value=float("-inf"))
 
@@ -336,9 +336,9 @@ class Choose(LabelledObjective):
         return super().counts(batch) | self.lm_counts(batch)
 
     def loss(self, model: Transformer, batch: ChoiceBatch) -> dict[str, LossTerm]:
-        hidden = model(batch.inputs)
-        nll = self.nll(self._logits(model, hidden, batch), batch)
-        return self.lm_terms(model, hidden, batch) | {"tokens": LossTerm(nll, batch.tokens)}
+        outputs, terms = self.output_and_lm(model, batch, "choice")
+        nll = self.nll(self._of_rows(outputs, batch), batch)
+        return terms | {"tokens": LossTerm(nll, batch.tokens)}
 
     def predictions(self, logits: Tensor, batch: ChoiceBatch) -> dict[str, Any]:
         confidences, outputs = logits.softmax(-1).max(-1)

@@ -30,7 +30,7 @@ from trifold.data import DataSettings, Rows, read_records
 from trifold.errors import DataError, SettingsError, plural
 from trifold.linear.hashed import SparseRows
 from trifold.linear.shared_words import counted_pairs
-from trifold.nn import ModelConfig, Transformer
+from trifold.nn import ModelConfig, Transformer, ops
 from trifold.nn.config import MULTI, REGRESSION, SINGLE, Shape
 from trifold.objectives.batch import Batch, LossTerm
 from trifold.objectives.evaluation import (
@@ -473,18 +473,17 @@ class Classify(LabelledObjective):
 
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(B, C)."""
-        return self._logits(model, model(batch.inputs), batch)
+        return self._of_rows(model, ops.head_output(model, batch.inputs, "sequence"))
 
-    def _logits(self, model: Transformer, hidden: Tensor, batch: Batch) -> Tensor:
-        logits = model.apply_heads(hidden, batch.inputs, ["sequence"])["sequence"]
+    def _of_rows(self, model: Transformer, logits: Tensor) -> Tensor:
+        """The logits of the rows from those of all texts, which may have pairs in both orders."""
         if not self.settings.both_orders:
             return logits
         return add_orders(model, *logits.chunk(2))
 
     def loss(self, model: Transformer, batch: Batch) -> dict[str, LossTerm]:
-        hidden = model(batch.inputs)
-        logits = self._logits(model, hidden, batch)
-        terms = self.lm_terms(model, hidden, batch)
+        outputs, terms = self.output_and_lm(model, batch, "sequence")
+        logits = self._of_rows(model, outputs)
         if self.problem == REGRESSION:
             return terms | {"tokens": self._regression_loss(logits, batch)}
         smoothing = self.settings.label_smoothing

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from trifold.data import Rows
 from trifold.data.holdout import normalized
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig, Transformer, ops
 from trifold.nn.config import Shape
 from trifold.nn.heads import LanguageModelHead
 from trifold.nn.losses import linear_cross_entropy
@@ -199,12 +199,20 @@ class LabelledObjective(Objective):
         packing = batch.inputs.packing
         return {"lm": packing.n_real - (len(packing.starts) - 1)}
 
+    def output_and_lm(
+        self, model: Transformer, batch: Any, head: str
+    ) -> tuple[Tensor, dict[str, LossTerm]]:
+        """The output of a head, and the loss of the texts if it has a weight."""
+        if not self.lm_weight:
+            return ops.head_output(model, batch.inputs, head), {}
+        hidden = model(batch.inputs)
+        output = model.apply_heads(hidden, batch.inputs, [head])[head]
+        return output, self.lm_terms(model, hidden, batch)
+
     def lm_terms(self, model: Transformer, hidden: Tensor, batch: Any) -> dict[str, LossTerm]:
         """The loss of the texts: - Σ log P(t_i | t_<i), with the table of tokens as output layer.
         hidden (1, N, E): the states of the packed row.
         """
-        if not self.lm_weight:
-            return {}
         inputs = batch.inputs
         packing = inputs.packing
         labels = inputs.tokens[0].roll(-1)

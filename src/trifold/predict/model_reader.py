@@ -16,11 +16,10 @@ from torch import Tensor
 from trifold.costs import Workload, check_request
 from trifold.data.images import ImageSettings, read_image
 from trifold.errors import CheckpointError, DataError, UsageError
-from trifold.fast.one_state import head_output
 from trifold.fast.thread_pool import map_on, share_of, workers_on
 from trifold.generate.decoding import eval_mode, refuse_non_finite
 from trifold.memory import require_memory
-from trifold.nn import Inputs, ModelConfig, Transformer
+from trifold.nn import Inputs, ModelConfig, Transformer, ops
 from trifold.nn.packing import Packing
 from trifold.nn.parts import EmbeddingsPart, LogitsPart, has_packed_attention, part_of
 from trifold.predict.generate_texts import batches_by_length, packed_batches, pad_rows
@@ -256,7 +255,7 @@ class ModelReader:
 
     def head(self, name: str) -> Apply:
         """The function that returns the output of a head."""
-        return lambda inputs: head_output(self.model, inputs, name)
+        return lambda inputs: ops.head_output(self.model, inputs, name)
 
     # --- rows -> inputs ---------------------------------------------------------------------------
 
