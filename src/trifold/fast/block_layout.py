@@ -14,6 +14,7 @@ from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import BLOCK, PANEL, WORD, BlockWeight, blocks_of
 from trifold.fast.huge_pages import HugeMemory
 from trifold.fast.instruction import (
+    AS_STORED,
     BLOCK4,
     BLOCK4_LEVELS,
     BLOCK4_OFFSETS,
@@ -23,6 +24,8 @@ from trifold.fast.instruction import (
     BLOCK_KINDS,
     BLOCK_LAYOUT,
     INSTRUCTION,
+    OF_GROUPS,
+    ROUNDED_GROUPS,
     BlockKind,
 )
 from trifold.fast.thread_pool import (
@@ -32,13 +35,29 @@ from trifold.fast.thread_pool import (
     thread_count,
 )
 
+
+class FileBlocks(NamedTuple):
+    """Blocks of a type of tensors: their kind in memory, how they become that (`mode` of
+    BLOCK_LAYOUT), and the bytes and the values of a block of the file.
+    """
+
+    kind: int
+    mode: int
+    bytes: int
+    length: int
+
+
+# The types of GGUF files that compiled code lays out.
 KINDS = {
-    "Q8_0": BLOCK8,
-    "Q5_0": BLOCK5,
-    "Q5_1": BLOCK5_OFFSETS,
-    "Q4_0": BLOCK4,
-    "Q4_1": BLOCK4_OFFSETS,
-    "IQ4_NL": BLOCK4_LEVELS,
+    "Q8_0": FileBlocks(BLOCK8, AS_STORED, 34, 32),
+    "Q5_0": FileBlocks(BLOCK5, AS_STORED, 22, 32),
+    "Q5_1": FileBlocks(BLOCK5_OFFSETS, AS_STORED, 24, 32),
+    "Q4_0": FileBlocks(BLOCK4, AS_STORED, 18, 32),
+    "Q4_1": FileBlocks(BLOCK4_OFFSETS, AS_STORED, 20, 32),
+    "IQ4_NL": FileBlocks(BLOCK4_LEVELS, AS_STORED, 18, 32),
+    "Q4_K": FileBlocks(BLOCK4_OFFSETS, OF_GROUPS, 144, 256),
+    "Q5_K": FileBlocks(BLOCK5_OFFSETS, OF_GROUPS, 176, 256),
+    "Q6_K": FileBlocks(BLOCK8, ROUNDED_GROUPS, 210, 256),
 }
 
 
@@ -56,10 +75,9 @@ class FileRows(NamedTuple):
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K) of the values."""
-        kind = _kind(self)
-        size = 2 * _numbers(kind) + 4 * kind.bits
+        blocks = KINDS[self.kind]
         rows = len(self.table) if self.order is None else len(self.order)
-        return rows, self.table.shape[1] // size * BLOCK
+        return rows, self.table.shape[1] // blocks.bytes * blocks.length
 
 
 def block_bytes(rows: int, inputs: int, kind: BlockKind) -> int:
@@ -149,7 +167,8 @@ def _program(sources: Sequence[FileRows], blocks: Sequence[_Blocks], infinite: T
     shapes = [source.shape for source in sources]
     orders = [source.order for source in sources]
     fields = {
-        "dtype": [KINDS[source.kind] for source in sources],
+        "dtype": [KINDS[source.kind].kind for source in sources],
+        "mode": [KINDS[source.kind].mode for source in sources],
         "units": [each.values.shape[0] for each in blocks],
         "inputs": [inputs for _, inputs in shapes],
         "outputs": [rows for rows, _ in shapes],
@@ -169,7 +188,7 @@ def _program(sources: Sequence[FileRows], blocks: Sequence[_Blocks], infinite: T
 
 
 def _kind(source: FileRows) -> BlockKind:
-    return BLOCK_KINDS[KINDS[source.kind]]
+    return BLOCK_KINDS[KINDS[source.kind].kind]
 
 
 def _numbers(kind: BlockKind) -> int:

@@ -71,6 +71,9 @@ BLOCK_KINDS = (
 BLOCK8, BLOCK6, BLOCK5, BLOCK5_OFFSETS, BLOCK4, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(
     len(BLOCK_KINDS)
 )
+# `mode` of BLOCK_LAYOUT: blocks of 32 values, as memory has them; of 256 values, whose codes are
+# kept (Q4_K, Q5_K) or rounded to 8 bits (Q6_K).
+AS_STORED, OF_GROUPS, ROUNDED_GROUPS = 0, 1, 2
 BLOCK_BITS = tuple(kind.bits for kind in BLOCK_KINDS)
 ZERO_CODES = tuple(kind.zero for kind in BLOCK_KINDS)
 

@@ -48,6 +48,18 @@ subroutine = njit(
 )
 
 
+# The same for arithmetic whose order and rounding are those of its source. Without `fastmath`, a
+# function would have that of its caller.
+exact_subroutine = njit(
+    nogil=True,
+    forceinline=True,
+    fastmath=False,
+    error_model="numpy",
+    no_cpython_wrapper=True,
+    no_cfunc_wrapper=True,
+)
+
+
 # --- conversions ----------------------------------------------------------------------------------
 
 
@@ -75,6 +87,26 @@ def half_to_float(bits: Any) -> Any:
     if magnitude >= np.uint32(0x7C00):  # infinite or NaN
         number = np.uint32(moved | np.uint32(0x7F800000)).view(np.float32)
     return -number if np.uint32(bits) >= np.uint32(0x8000) else number
+
+
+@exact_subroutine
+def float_to_half(x: Any) -> Any:
+    """An fp32 rounded to an fp16 (uint16): to nearest, ties to even."""
+    bits = np.float32(x).view(np.uint32)
+    sign = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000))
+    magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+    if magnitude > np.uint32(0x7F800000):
+        half = np.uint32(0x7E00)  # NaN
+    elif magnitude >= np.uint32(0x47800000):  # 65536
+        half = np.uint32(0x7C00)
+    elif magnitude < np.uint32(0x38800000):  # the sum rounds to the multiples of the least fp16
+        moved = np.float32(magnitude.view(np.float32) + np.float32(0.5))
+        half = np.uint32(moved.view(np.uint32) - np.uint32(0x3F000000))  # the bits of 0.5
+    else:
+        odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & np.uint32(1))
+        moved_bits = np.uint32(magnitude - np.uint32(112 << 23) + np.uint32(0xFFF) + odd)
+        half = np.uint32(moved_bits >> np.uint32(13))
+    return np.uint16(half | sign)
 
 
 @intrinsic

@@ -127,7 +127,8 @@ def test_compiled_code_lays_out_the_same(name: str, rows: int) -> None:
         assert torch.equal(weight.values, expected[key].values)
         assert torch.equal(weight.scales.view(torch.int16), expected[key].scales.view(torch.int16))
         assert (weight.shape, weight.dtype) == (expected[key].shape, torch.bfloat16)
-        assert torch.equal(weight.dequantize(), values[orders[key]].bfloat16())
+        if name in EXACT:
+            assert torch.equal(weight.dequantize(), values[orders[key]].bfloat16())
 
 
 @pytest.mark.usefixtures("compiled")
@@ -147,13 +148,15 @@ def test_memory_is_provided_until_blocks_are_laid_out() -> None:
 @pytest.mark.parametrize("at", [0, 1])
 def test_compiled_code_finds_numbers_that_are_not_finite(name: str, at: int) -> None:
     raw = random_bytes(KINDS[name], ROWS)
-    is_offset = at == 1 and name in ("Q4_1", "Q5_1")
-    raw[-1, 2 * is_offset : 2 * is_offset + 2] = torch.tensor([0, 0xFC], dtype=torch.uint8)
+    place = 208 if name == "Q6_K" else 2 * at * name.endswith(("_1", "4_K", "5_K"))
+    raw[-1, place : place + 2] = torch.tensor([0, 0xFC], dtype=torch.uint8)
     entry = TensorEntry(KINDS[name], (ROWS, WIDTH), 0, raw.numel())
     tensors = stored_matrices({"a": entry}, lambda _name: raw.flatten())
     good = stored(KINDS[name])[0]["a"]
     rows = {"good": MovedRows(good, slice(0, ROWS)), "bad": MovedRows(tensors["a"], slice(0, ROWS))}
     with pytest.raises(ValueError, match="bad: has scales that are not finite"):
+        laid_out(rows, torch.float32)
+    with fast.disabled(), pytest.raises(ValueError, match=r"bad: has (scales|values) that are not"):
         laid_out(rows, torch.float32)
 
 
@@ -343,18 +346,25 @@ def test_encoders_are_decoded(tmp_path: Path) -> None:
 # Prints the growth of memory by the second of each two models.
 MEMORY = """
 import ctypes
+import os
 import sys
+import threading
 from pathlib import Path
 from trifold.folders import named
 from trifold.hub import load_model
 from trifold.hub.families import FAMILIES
 
 def private():
+    for each in threading.enumerate():
+        if each.name == "pages":  # it may still read the file, or release its memory
+            each.join()
     ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps is not the model's
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
 
 for small, large in zip(sys.argv[1::2], sys.argv[2::2]):
+    with open(large, "rb") as file:
+        os.fsync(file)  # what is not on disk yet counts as memory of who maps it
     load_model(small, stored="file")
     before = private()
     model, _ = load_model(large, stored="file")

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.fast.block_layout import KINDS, BlockLayout, FileRows, can_lay_out
+from trifold.fast.block_layout import KINDS, BlockLayout, FileRows, block_bytes, can_lay_out
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
 from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
@@ -241,7 +241,10 @@ def lay_out(
         elif stored is not None:
             found[name] = HalfWeight(_numbers_of(each, stored, memory), dtype)
         elif name not in found:
-            weight = _lay_out(each, dtype)
+            try:
+                weight = _lay_out(each, dtype)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
             _check_finite(name, bool(weight.scales.isfinite().all()))
             found[name] = weight
 
@@ -257,11 +260,13 @@ def needed_bytes(entries: Mapping[str, TensorEntry], changed: Collection[str]) -
     """The memory of a model that keeps the types of its file, beside that of the file: of matrices
     that compiled code lays out, and of tensors that rules change.
     """
-    sizes = [
-        entry.end - entry.start
-        for name, entry in entries.items()
-        if entry.kind.name in KINDS or name in changed
-    ]
+    sizes = list[int]()
+    for name, entry in entries.items():
+        if entry.kind.name in KINDS:
+            rows = prod(entry.shape[:-1])
+            sizes.append(block_bytes(rows, entry.shape[-1], block_kind(entry.kind)))
+        elif name in changed:
+            sizes.append(entry.end - entry.start)
     return sum(sizes) + 2 * ALIGNMENT * len(sizes)
 
 
@@ -365,17 +370,11 @@ READERS: dict[str, Reader] = {
 }
 
 
-# The same as kinds of blocks; others are rounded to 8 bits.
-BLOCKS_OF: dict[str, BlockKind] = {
-    **{name: BLOCK_KINDS[number] for name, number in KINDS.items()},
-    "Q5_K": BlockKind(5, has_offsets=True),
-    "Q4_K": BlockKind(4, has_offsets=True),
-}
-
-
 def block_kind(kind: BlockType) -> BlockKind:
-    """The blocks in memory of a quantized type of a file."""
-    return BLOCKS_OF.get(kind.name, BlockKind(8))
+    """The blocks in memory of a quantized type of a file; most are rounded to 8 bits."""
+    if kind.name not in KINDS:
+        return BlockKind(8)
+    return BLOCK_KINDS[KINDS[kind.name].kind]
 
 
 def _reader(kind: BlockType) -> Reader:
