@@ -10,10 +10,11 @@ import importlib.resources
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache, cached_property
+from importlib.resources.abc import Traversable
 from itertools import takewhile
 from typing import Any, Literal, Self
 
@@ -497,10 +498,22 @@ GROUPS: dict[str, type[Settings]] = {
 
 def included_recipes() -> dict[str, dict[str, Any]]:
     """Name -> content of the included recipes."""
+    return {
+        name: deepcopy(_parsed(file.read_text("utf-8"), file.name))
+        for name, file in _included_files().items()
+    }
+
+
+def included_names() -> Collection[str]:
+    """The names of the included recipes, which are not read."""
+    return _included_files().keys()
+
+
+def _included_files() -> dict[str, Traversable]:
+    """Name -> file of the included recipes."""
     files = [file for file in INCLUDED.iterdir() if file.name.endswith(".yaml")]
     return {
-        file.name.removesuffix(".yaml"): deepcopy(_parsed(file.read_text("utf-8"), file.name))
-        for file in sorted(files, key=lambda file: file.name)
+        file.name.removesuffix(".yaml"): file for file in sorted(files, key=lambda file: file.name)
     }
 
 

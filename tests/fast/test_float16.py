@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+numba = pytest.importorskip("numba")
 loops = pytest.importorskip("trifold.fast.loops", reason="needs numba")
 
 
-@loops.loop
+@numba.njit(error_model="numpy")  # not `loops.loop`, whose code on disk may be that of another one
 def round_all(x, out):
     for place in range(x.size):
         out[place] = loops.float_to_half(x[place])

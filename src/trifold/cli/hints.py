@@ -900,10 +900,10 @@ def _key_of(name: str) -> str | None:
 
 def explain_run(message: str) -> str:
     """A message with the command that makes a missing run, if it has the name of a recipe."""
-    from trifold.recipe import recipe_names
+    from trifold.recipe import included_names
 
     found = re.match(r"runs/([\w-]+): no such folder here", message)
-    if found is None or found[1] not in recipe_names():
+    if found is None or found[1] not in included_names():
         return message
     name = found[1]
     command = f"trifold train {name}"

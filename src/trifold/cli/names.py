@@ -126,9 +126,9 @@ def _rows(typed: Typed, path: str) -> str:
 
 def is_recipe(name: str) -> bool:
     """Whether a name is that of an included recipe or of a recipe file, and of no folder."""
-    from trifold.recipe import recipe_names
+    from trifold.recipe import included_names
 
     path = Path(name)
     if path.is_dir():
         return False
-    return path.suffix in (".yaml", ".yml") or name in recipe_names()
+    return path.suffix in (".yaml", ".yml") or name in included_names()

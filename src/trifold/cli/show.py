@@ -208,7 +208,7 @@ def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
     from trifold.hub import read_config, resolve
     from trifold.hub.presets import PRESETS as PUBLISHED
     from trifold.nn.presets import PRESETS
-    from trifold.recipe import is_run, load_recipe, recipe_names
+    from trifold.recipe import included_names, is_run, load_recipe
 
     is_folder = Path(what).is_dir()
     name = what.casefold()
@@ -230,7 +230,7 @@ def find_subject(what: str, changes: Sequence[str] = ()) -> Subject:
         return Subject(name, config, remark=f"announced as {preset.announced}")
     if is_recipe(what):
         return _subject_of_recipe(load_recipe(what, imports_parts=True))
-    folder = resolve(what, others=[*PRESETS, *PUBLISHED, *recipe_names()])
+    folder = resolve(what, others=[*PRESETS, *PUBLISHED, *included_names()])
     return Subject(what, read_config(folder), folder=folder)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from trifold.baselines.comparison import Comparison, MeasuredSystem
 from trifold.baselines.table import evaluated
 from trifold.nn.config import REGRESSION
-from trifold.recipe import Recipe, recipe_names
+from trifold.recipe import Recipe, included_names
 from trifold.scores import score_name
 from trifold.train.run_folder import RunFolder
 
@@ -68,7 +68,7 @@ def _command(recipe: Recipe, folder: RunFolder, task: Any) -> list[str]:
         base = "ANOTHER-MODEL"
     kept = {name: value for name, value in changes.items() if not _is_of_checkpoint(name)}
     name = recipe.name
-    if name not in recipe_names():
+    if name not in included_names():
         name += ".yaml"
     return _train(name, kept | {"start_from": base}, folder.path)
 
