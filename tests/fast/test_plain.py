@@ -254,6 +254,17 @@ def layers(dtype: torch.dtype) -> Case:
     return compute, ()
 
 
+def head_output(dtype: torch.dtype) -> Case:
+    sizes = {"vocab_size": 50, "d_model": 32, "n_heads": 2, "d_ff": 64, "n_layers": 2}
+    heads = {"heads": ("pooler", "sequence"), "classifier_input": "pooler", "n_labels": 3}
+    config = ModelConfig(**sizes, **heads, shape="encoder", positions="learned", dropout=0.0)
+    model = randomize(Transformer(config), 0.3).to(dtype)
+    packing = Packing.of(torch.tensor([9, 14, 1]))
+    tokens = packing.fill(torch.randint(3, 50, (packing.n_real,)), 0)
+    inputs = Inputs(tokens, packing=packing)
+    return lambda: ops.head_output(model, inputs, "sequence"), list(model.parameters())
+
+
 CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "embedding": embedding(False),
     "embedding int8": embedding(True),
@@ -292,6 +303,7 @@ CASES: dict[str, Callable[[torch.dtype], Case]] = {
     "layers": layers,
     "decoding_step": step,
     "next_logits": logits,
+    "head_output": head_output,
 }
 
 
