@@ -38,26 +38,17 @@ inline = njit(inline="always", fastmath=FASTMATH, error_model="numpy")
 # would execute the first, and those that load the caller from the cache the second. Only compiled
 # code calls it: without the two wrappers for other callers, each of which contains its code again,
 # the interpreter compiles in two thirds of the time.
-subroutine = njit(
-    nogil=True,
-    forceinline=True,
-    fastmath=FASTMATH,
-    error_model="numpy",
-    no_cpython_wrapper=True,
-    no_cfunc_wrapper=True,
-)
-
-
-# The same for arithmetic whose order and rounding are those of its source. Without `fastmath`, a
-# function would have that of its caller.
-exact_subroutine = njit(
-    nogil=True,
-    forceinline=True,
-    fastmath=False,
-    error_model="numpy",
-    no_cpython_wrapper=True,
-    no_cfunc_wrapper=True,
-)
+_OF_CALLER: dict[str, Any] = {
+    "nogil": True,
+    "forceinline": True,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
+subroutine = njit(fastmath=FASTMATH, **_OF_CALLER)
+# For arithmetic whose order and rounding are those of its source. Without `fastmath`, a function
+# would have that of its caller.
+exact_subroutine = njit(fastmath=False, **_OF_CALLER)
 
 
 # --- conversions ----------------------------------------------------------------------------------
