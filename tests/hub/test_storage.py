@@ -11,6 +11,7 @@ from tests.hub.gguf.writing import CASES, Types
 from tests.models import TWO_LAYERS
 from torch import Tensor
 
+from trifold.fast.block_layout import lay_out_before_steps
 from trifold.fast.int8 import Int8Weight
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.hub import load_model, read_config, save_model
@@ -48,8 +49,9 @@ def tensors_of(weight: QuantizedWeight) -> list[Tensor]:
 
 
 def loaded(folder: Path, dtype: torch.dtype, stored: Stored | None) -> tuple[int, int]:
-    """The bytes of the weights of a model, and those of them in the memory of its file."""
+    """The bytes of the weights of a model that decodes, and of them in the memory of its file."""
     model, _ = load_model(folder, dtype=dtype, stored=stored)
+    lay_out_before_steps(model)
     weights = {id(m): m for m in model.modules() if isinstance(m, QuantizedWeight)}
     parts = [part for each in weights.values() for part in tensors_of(each)]
     parts += model.parameters()

@@ -137,6 +137,8 @@ KEPT: dict[str, str] = {
     "step_groups.HEADER_BYTES": "the format of a file",
     "step_groups.Q6_K_BYTES": "the format of a file",
     "step_groups.SCALED": "the format of a file",
+    "step_rows.HALF_BYTES": "the format of a file",
+    "step_rows.SIGNS": "the format of a file",
     "step_linear.GAP": "not a threshold",
     "step_linear.SEGMENT": "compiled into the interpreter",
     "step_panels.WIDTH": "compiled into the interpreter",

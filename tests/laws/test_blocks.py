@@ -10,8 +10,9 @@ from tests.models import add_noise
 from torch import Tensor
 
 from trifold import fast
-from trifold.fast.block_layout import BlockLayout, FileRows
+from trifold.fast.block_layout import BlockLayout
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.file_weight import FileRows, FileWeight
 from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.fill import fill_model
@@ -72,6 +73,7 @@ READERS = {
     "Q5_1": (24, BlockWeight.from_q5_1),
     "Q4_0": (18, BlockWeight.from_q4_0),
     "Q4_1": (20, BlockWeight.from_q4_1),
+    "IQ4_NL": (18, BlockWeight.from_iq4_nl),
 }
 
 
@@ -87,6 +89,33 @@ def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str) -> None:
     assert torch.equal(found.values, expected.values)
     assert torch.equal(found.scales, expected.scales)
     assert is_finite
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("is_moved", [True, False])
+@pytest.mark.parametrize("kind", READERS)
+def test_rows_in_a_file_have_the_bits_of_laid_out_ones(
+    kind: str, is_moved: bool, dtype: torch.dtype
+) -> None:
+    table = torch.randint(0, 100, (37, 3 * READERS[kind][0]), dtype=torch.uint8)
+    order = torch.randperm(37) if is_moved else None
+    source = FileRows(table, order, kind)
+    layouts = [
+        BlockLayout([source], dtype, HugeMemory(), in_place=in_place) for in_place in (True, False)
+    ]
+    assert all(all(layout.finish()) for layout in layouts)
+    [in_file], [laid_out] = (layout.weights for layout in layouts)
+    assert isinstance(in_file, FileWeight)
+    assert in_file.table.data_ptr() == table.data_ptr()
+    assert not isinstance(laid_out, FileWeight)
+    bias = torch.randn(37).to(dtype)
+    for count in (1, 5, 8, 11, 30, 60):
+        x = torch.randn(count, 96).to(dtype)
+        with torch.inference_mode():
+            assert torch.equal(ops.linear(x, in_file, bias), ops.linear(x, laid_out, bias))
+    assert torch.equal(in_file.dequantize(), laid_out.dequantize())
+    indices = torch.randint(37, (2, 5))
+    assert torch.equal(ops.embedding(indices, in_file), ops.embedding(indices, laid_out))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

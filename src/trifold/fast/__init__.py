@@ -16,8 +16,9 @@ executes instructions: `thread_pool` with `openmp`, and `interpreter` with `intr
 `step_linear` with `dot_products`, `step_panels` with `panel_tile`, `step_attention`, `step_prompt`
 with `query_tile`, and `step_embedding`, whose code `machine_code` keeps on disk and `object_code`
 loads. Both read the weights of `int8`. `block_weight` holds weights as GGUF files do, from which
-`block_layout` makes them with the code of `step_layout` and `step_groups`; `quantized_weight` is
-the base of both kinds. The memory of weights has `huge_pages`.
+`block_layout` makes them with the code of `step_layout`, `step_groups` and `step_rows`; prompts
+read those of `file_weight`. `quantized_weight` is the base of all kinds. The memory of weights has
+`huge_pages`.
 Reading many texts: `encoder_layers`, with the code of `block_loops` and `lanes` for the processors
 in `instruction_sets`; `one_state`, for heads that read one state of each text; and `int8_linear`,
 with the weights of `smoothing`.

@@ -2,82 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import BLOCK, PANEL, WORD, BlockWeight, blocks_of
-from trifold.fast.huge_pages import HugeMemory
-from trifold.fast.instruction import (
-    AS_STORED,
-    BLOCK4,
-    BLOCK4_LEVELS,
-    BLOCK4_OFFSETS,
-    BLOCK5,
-    BLOCK5_OFFSETS,
-    BLOCK8,
-    BLOCK_KINDS,
-    BLOCK_LAYOUT,
-    INSTRUCTION,
-    OF_GROUPS,
-    ROUNDED_GROUPS,
-    BlockKind,
-)
+from trifold.fast.file_weight import EXISTING, KINDS, FileRows, FileWeight
+from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
+from trifold.fast.instruction import AS_STORED, BLOCK_LAYOUT, INSTRUCTION, BlockKind
 from trifold.fast.thread_pool import (
     Array,
     Execution,
     divide_into_tasks,
     thread_count,
 )
-
-
-class FileBlocks(NamedTuple):
-    """Blocks of a type of tensors: their kind in memory, how they become that (`mode` of
-    BLOCK_LAYOUT), and the bytes and the values of a block of the file.
-    """
-
-    kind: int
-    mode: int
-    bytes: int
-    length: int
-
-
-# The types of GGUF files that compiled code lays out.
-KINDS = {
-    "Q8_0": FileBlocks(BLOCK8, AS_STORED, 34, 32),
-    "Q5_0": FileBlocks(BLOCK5, AS_STORED, 22, 32),
-    "Q5_1": FileBlocks(BLOCK5_OFFSETS, AS_STORED, 24, 32),
-    "Q4_0": FileBlocks(BLOCK4, AS_STORED, 18, 32),
-    "Q4_1": FileBlocks(BLOCK4_OFFSETS, AS_STORED, 20, 32),
-    "IQ4_NL": FileBlocks(BLOCK4_LEVELS, AS_STORED, 18, 32),
-    "Q4_K": FileBlocks(BLOCK4_OFFSETS, OF_GROUPS, 144, 256),
-    "Q5_K": FileBlocks(BLOCK5_OFFSETS, OF_GROUPS, 176, 256),
-    "Q6_K": FileBlocks(BLOCK8, ROUNDED_GROUPS, 210, 256),
-}
-
-
-class FileRows(NamedTuple):
-    """Some rows of a tensor of a file.
-
-    table: (rows, bytes of a row) uint8, contiguous. order: which rows, (N,) int64; None: all.
-    kind: the name of their type.
-    """
-
-    table: Tensor
-    order: Tensor | None
-    kind: str
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K) of the values."""
-        blocks = KINDS[self.kind]
-        rows = len(self.table) if self.order is None else len(self.order)
-        return rows, self.table.shape[1] // blocks.bytes * blocks.length
+from trifold.nn.stack import all_modules
 
 
 def block_bytes(rows: int, inputs: int, kind: BlockKind) -> int:
@@ -100,10 +45,22 @@ class BlockLayout:
 
     weights: what `BlockWeight.from_q8_0` and others make of the rows, for results of `dtype`. They
     may be read when `finish` has returned.
+    in_place: whether those that are in blocks as memory has them stay where they are, and are only
+        examined.
     """
 
-    def __init__(self, sources: Sequence[FileRows], dtype: torch.dtype, memory: HugeMemory) -> None:
-        blocks = [_reserve(source, memory) for source in sources]
+    def __init__(
+        self,
+        sources: Sequence[FileRows],
+        dtype: torch.dtype,
+        memory: HugeMemory,
+        *,
+        in_place: bool = False,
+    ) -> None:
+        blocks = [
+            None if in_place and stays_in_place(source.kind) else _reserve(source, memory)
+            for source in sources
+        ]
         self._sources = sources
         self._memory = memory
         self._infinite = torch.zeros(len(sources), dtype=torch.int32)
@@ -114,8 +71,8 @@ class BlockLayout:
         self._thread = Thread(target=self._run, args=(1,), name="layout")
         self._thread.start()
         self.weights = [
-            BlockWeight(*each, source.shape, dtype, has_levels=_kind(source).has_levels)
-            for source, each in zip(sources, blocks, strict=True)
+            _weight(source, dtype, memory_of_it)
+            for source, memory_of_it in zip(sources, blocks, strict=True)
         ]
 
     def finish(self) -> list[bool]:
@@ -131,6 +88,31 @@ class BlockLayout:
         self._execution.run(threads)
 
 
+def lay_out_before_steps(module: nn.Module) -> None:
+    """Replace the weights of a module and of its parts that are in the memory of a file: decoding
+    steps read every weight again, which is faster from memory in the order of the instructions.
+
+    Whoever reads the file in another thread keeps its weights, which have the same bits.
+    """
+    if not EXISTING:
+        return
+    modules_of = defaultdict[FileWeight, list[nn.Module]](list)
+    for each in all_modules(module):
+        weight = each._modules.get("weight")
+        if isinstance(weight, FileWeight):
+            modules_of[weight].append(each)
+    if not modules_of:
+        return
+    sources = [weight.file_rows for weight in modules_of]
+    size = sum(block_bytes(*source.shape, source.block_kind) + 2 * ALIGNMENT for source in sources)
+    layout = BlockLayout(sources, torch.float32, HugeMemory(size))
+    layout.finish()
+    for made, (weight, modules) in zip(layout.weights, modules_of.items(), strict=True):
+        made.dtype = weight.dtype
+        for each in modules:
+            each._modules["weight"] = made
+
+
 class _Blocks(NamedTuple):
     """The memory of a `BlockWeight`."""
 
@@ -138,10 +120,23 @@ class _Blocks(NamedTuple):
     scales: Tensor
 
 
+def stays_in_place(kind: str) -> bool:
+    """Whether instructions read the blocks of this type where a file has them."""
+    return kind in KINDS and KINDS[kind].mode == AS_STORED
+
+
+def _weight(source: FileRows, dtype: torch.dtype, blocks: _Blocks | None) -> BlockWeight:
+    """The weight of some rows, in this memory or in that of the file."""
+    if blocks is None:
+        return FileWeight(source, dtype)
+    has_levels = source.block_kind.has_levels
+    return BlockWeight(*blocks, source.shape, dtype, has_levels=has_levels)
+
+
 def _reserve(source: FileRows, memory: HugeMemory) -> _Blocks:
     """Memory for the matrix of these rows."""
     rows, inputs = source.shape
-    kind = _kind(source)
+    kind = source.block_kind
     panels = -(-rows // PANEL)
     blocks = inputs // BLOCK
     codes_of_block = kind.bits * PANEL * WORD
@@ -162,21 +157,22 @@ def _reserve(source: FileRows, memory: HugeMemory) -> _Blocks:
     return _Blocks(values, scales)
 
 
-def _program(sources: Sequence[FileRows], blocks: Sequence[_Blocks], infinite: Tensor) -> Array:
+def _program(
+    sources: Sequence[FileRows], blocks: Sequence[_Blocks | None], infinite: Tensor
+) -> Array:
     """An instruction for each matrix. infinite: becomes 1 where a scale is not finite."""
     shapes = [source.shape for source in sources]
     orders = [source.order for source in sources]
     fields = {
         "dtype": [KINDS[source.kind].kind for source in sources],
         "mode": [KINDS[source.kind].mode for source in sources],
-        "units": [each.values.shape[0] for each in blocks],
+        "units": [-(-rows // PANEL) for rows, _ in shapes],
         "inputs": [inputs for _, inputs in shapes],
         "outputs": [rows for rows, _ in shapes],
-        "x": [source.table.data_ptr() for source in sources],
+        "weight": [source.table.data_ptr() for source in sources],
         "row_stride": [source.table.shape[1] for source in sources],
-        "weight": [0 if order is None else order.data_ptr() for order in orders],
-        "out": [each.values.data_ptr() for each in blocks],
-        "scales": [each.scales.data_ptr() for each in blocks],
+        "scales": [0 if order is None else order.data_ptr() for order in orders],
+        "out": [0 if each is None else each.values.data_ptr() for each in blocks],
         "bias": [each.data_ptr() for each in infinite.unbind()],
     }
     program = np.zeros(len(sources), INSTRUCTION)
@@ -185,10 +181,6 @@ def _program(sources: Sequence[FileRows], blocks: Sequence[_Blocks], infinite: T
         program[name] = values
     divide_into_tasks(program)
     return program
-
-
-def _kind(source: FileRows) -> BlockKind:
-    return BLOCK_KINDS[KINDS[source.kind].kind]
 
 
 def _numbers(kind: BlockKind) -> int:

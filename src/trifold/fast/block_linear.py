@@ -28,6 +28,7 @@ from trifold.fast.thread_pool import (
     is_readable,
     matmul_fields,
     panel_fields,
+    part_fields,
     set_fields,
 )
 
@@ -131,23 +132,15 @@ def _decoded_product(rows: Tensor, weight: BlockWeight, bias: Tensor | None) -> 
     outputs, inputs = weight.shape
     out = torch.empty(len(rows), outputs, dtype=rows.dtype)
     bias = None if bias is None else bias.to(rows.dtype)
-    kind = matmul_fields(weight)["dtype"]
     height = BLOCK * blocks_of(inputs)
-    columns = PANEL * min(max(1, DECODED // height // PANEL), len(weight.values))
+    columns = PANEL * min(max(1, DECODED // height // PANEL), -(-outputs // PANEL))
     decoded = torch.empty(height, columns, dtype=rows.dtype)
-    sizes: dict[str, Field] = {"opcode": BLOCK_DEQUANTIZE, "dtype": kind, "inputs": inputs}
-    sizes["outputs"] = columns
+    sizes: dict[str, Field] = {"opcode": BLOCK_DEQUANTIZE, "outputs": columns}
     sizes["rounds"] = int(rows.dtype is torch.bfloat16)
     for first in range(0, outputs, columns):
-        panels = slice(first // PANEL, (first + columns) // PANEL)
-        values = weight.values[panels]
-        part: dict[str, Field] = {
-            "units": len(values),
-            "weight": values,
-            "scales": weight.scales[panels],
-        }
-        execute_one(**sizes, **part, out=decoded)
         end = min(first + columns, outputs)
+        part = part_fields(weight, range(first, end))
+        execute_one(**{**part, **sizes}, out=decoded)
         matrix = decoded[:inputs, : end - first]
         if bias is None:
             torch.mm(rows, matrix, out=out[:, first:end])

@@ -14,8 +14,15 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from trifold.fast.block_weight import BLOCK, LEVELS, NIBBLES, PANEL, WORD
-from trifold.fast.instruction import PREFETCH_BYTES, BlockKind
+from trifold.fast.block_weight import (
+    BLOCK,
+    LEVELS,
+    NIBBLES,
+    PANEL,
+    WORD,
+    blocks_of as plain_blocks_of,
+)
+from trifold.fast.instruction import BLOCK_KINDS, PREFETCH_BYTES, BlockKind
 from trifold.fast.intrinsics import (
     bfloat16_at,
     float32_at,
@@ -561,3 +568,36 @@ def supported_instructions() -> list[str]:
 
 
 INSTRUCTIONS = BLOCK_INSTRUCTIONS[supported_instructions()[0]]
+
+
+# --- by the kind of an instruction ----------------------------------------------------------------
+
+blocks_of = subroutine(plain_blocks_of)
+
+
+def by_kind(new: Callable[[BlockKind], Any]) -> Any:
+    """A function of the number of a kind of blocks and of what follows: it calls the one that `new`
+    makes for that kind.
+    """
+    # Numba compiles no loop over functions. One function for each kind that calls that of the next
+    # takes seconds to compile.
+    call_0, call_1, call_2, call_3, call_4, call_5, call_6 = map(new, BLOCK_KINDS)
+
+    @subroutine
+    def call(kind: Any, *arguments: Any) -> None:
+        if kind == 0:
+            call_0(*arguments)
+        elif kind == 1:
+            call_1(*arguments)
+        elif kind == 2:
+            call_2(*arguments)
+        elif kind == 3:
+            call_3(*arguments)
+        elif kind == 4:
+            call_4(*arguments)
+        elif kind == 5:
+            call_5(*arguments)
+        else:
+            call_6(*arguments)
+
+    return call

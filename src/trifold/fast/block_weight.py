@@ -291,7 +291,7 @@ def _swap(upper: int, lower: int) -> tuple[int, int]:
     return 2**upper - 2**lower, sum(1 << number for number in moved)
 
 
-_SWAPS = (_swap(4, 1), _swap(3, 0), _swap(2, 1), _swap(1, 0))
+SWAPS = (_swap(4, 1), _swap(3, 0), _swap(2, 1), _swap(1, 0))
 
 
 def upper_bits(word: Any) -> Any:
@@ -299,7 +299,7 @@ def upper_bits(word: Any) -> Any:
     the given word, becomes bit w of byte b. One shift then moves those of four codes to their
     places.
     """
-    for distance, mask in _SWAPS:
+    for distance, mask in SWAPS:
         moved = ((word >> distance) ^ word) & mask
         word = word ^ moved ^ (moved << distance)
     return word

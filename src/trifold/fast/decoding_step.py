@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu, prepare_interpreter
 from trifold.fast.beam_index import current_index
+from trifold.fast.block_layout import lay_out_before_steps
 from trifold.fast.block_weight import PANEL, BlockWeight
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.compiled_prompt import CompiledPrompt
@@ -131,6 +132,7 @@ def _translate(stack: Stack, x: Tensor, cache: Cache) -> CompiledDecoder | None:
     known = _translations.get(cache)
     if known is not None and rows in known.rows and known.stack() is stack:
         return known.decoder
+    lay_out_before_steps(stack)
     numbers = _translated_alike(rows)
     decoder = None
     if is_supported(stack, cache, x):

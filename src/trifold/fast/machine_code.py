@@ -31,7 +31,7 @@ SOURCES = (
     *("block_decode", "block_tile", "block_weight", "dot_products", "instruction"),
     *("instruction_sets", "interpreter", "intrinsics", "lanes", "loops", "machine_code"),
     *("panel_tile", "query_tile", "step_attention", "step_blocks", "step_embedding", "step_groups"),
-    *("step_layout", "step_linear", "step_panels", "step_prompt", "vector_code"),
+    *("step_layout", "step_linear", "step_panels", "step_prompt", "step_rows", "vector_code"),
 )
 DIGEST = sha256().digest_size
 SYMBOL = "trifold_run_thread"

@@ -55,12 +55,6 @@ class PanelTile(Avx2Tile):
         if self.has_offsets:
             self.store(out, SCALES + LINE, self.halves(scales, 2 * PANEL))
 
-    def store(self, address: Any, at: int, value: Any) -> None:
-        """Store a vector `at` bytes behind an address."""
-        place = self.builder.add(address, long(at))
-        pointer = self.builder.inttoptr(place, value.type.as_pointer())
-        self.builder.store(value, pointer).align = 4
-
     def multiply(
         self, panel: Any, blocks: Any, x: Any, x_scales: Any, x_terms: Any, out: Any, stride: Any
     ) -> None:

@@ -8,9 +8,11 @@ depends on the processor (`block_tile`), their scales (R, blocks) fp32, and thei
 of 4 bytes. Zeros fill the last block.
 
 A library multiplies the rows of a prompt, in parts of the outputs: `dequantize_panel`.
+
+Rows of a weight that are in the memory of a file become panels in a cache each time that they are
+read (`step_rows`), so their products have the same bits.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,8 +20,8 @@ import numpy as np
 
 from trifold.fast import instruction as ins
 from trifold.fast.block_decode import new_decoder
-from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS
-from trifold.fast.block_weight import BLOCK, PANEL, blocks_of as plain_blocks_of
+from trifold.fast.block_tile import INSTRUCTIONS, LINE, TILE_ROWS, blocks_of, by_kind
+from trifold.fast.block_weight import BLOCK, PANEL
 from trifold.fast.intrinsics import (
     allocate,
     bfloat16_at,
@@ -30,39 +32,21 @@ from trifold.fast.intrinsics import (
 )
 from trifold.fast.loops import F, half_to_float, inverse_scale, scale_of, subroutine
 from trifold.fast.step_linear import finish
+from trifold.fast.step_rows import (
+    HALF_BYTES,
+    numbers_of,
+    panel_memory,
+    panel_scales,
+    panel_values,
+    read_rows,
+    release_panel,
+    scale_bytes,
+    value_bytes,
+)
 
 store_integers = INSTRUCTIONS.store
 largest_of = INSTRUCTIONS.largest
 outputs_per_block_task = subroutine(ins.outputs_per_block_task)
-blocks_of = subroutine(plain_blocks_of)
-
-
-def by_kind(new: Callable[[ins.BlockKind], Any]) -> Any:
-    """A function of the number of a kind of blocks and of what follows: it calls the one that `new`
-    makes for that kind.
-    """
-    # Numba compiles no loop over functions. One function for each kind that calls that of the next
-    # takes seconds to compile.
-    call_0, call_1, call_2, call_3, call_4, call_5, call_6 = map(new, ins.BLOCK_KINDS)
-
-    @subroutine
-    def call(kind: Any, *arguments: Any) -> None:
-        if kind == 0:
-            call_0(*arguments)
-        elif kind == 1:
-            call_1(*arguments)
-        elif kind == 2:
-            call_2(*arguments)
-        elif kind == 3:
-            call_3(*arguments)
-        elif kind == 4:
-            call_4(*arguments)
-        elif kind == 5:
-            call_5(*arguments)
-        else:
-            call_6(*arguments)
-
-    return call
 
 
 # --- activations ----------------------------------------------------------------------------------
@@ -145,15 +129,12 @@ _tile = by_kind(INSTRUCTIONS.new_tile)
 
 @subroutine
 def _multiply_panel(
-    op: Any, panel: int, first: int, rows: int, memory: int, out: int, stride: int
+    op: Any, values: int, scales: int, first: int, rows: int, memory: int, out: int, stride: int
 ) -> None:
-    """Quantized rows from `first` on, at most 8, times the 16 rows of a panel -> out (rows, 16),
-    whose rows are `stride` bytes apart.
+    """Quantized rows from `first` on, at most 8, times the 16 rows of a panel at addresses -> out
+    (rows, 16), whose rows are `stride` bytes apart.
     """
     blocks = blocks_of(op.inputs)
-    values = op.weight + panel * blocks * LINE * ins.BLOCK_BITS[op.dtype]
-    kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
-    scales = op.scales + panel * blocks * 2 * PANEL * kinds
     done = 0
     while done < rows:
         count = TILE_ROWS
@@ -173,6 +154,8 @@ def block_weight_address(op: Any, task: int) -> Any:
     """The address of the values of a task."""
     bits = ins.BLOCK_BITS[op.dtype]
     row_bytes = blocks_of(op.inputs) * BLOCK * bits // 8
+    if op.row_stride != 0:
+        row_bytes = op.row_stride
     return op.weight + task * outputs_per_block_task(op.inputs, bits) * row_bytes
 
 
@@ -187,14 +170,37 @@ def block_matmul(op: Any, task: int, memory: int) -> None:
     width = panels * PANEL
     scratch = allocate(4 * TILE_ROWS * width)
     result = float32_matrix_at(scratch, TILE_ROWS, width)
+    read = _read_panels(op, first // PANEL, panels)
     for start in range(0, op.rows, TILE_ROWS):
         rows = min(TILE_ROWS, op.rows - start)
-        for panel in range(panels):
-            place = scratch + 4 * PANEL * panel
-            _multiply_panel(op, first // PANEL + panel, start, rows, memory, place, 4 * width)
+        for number in range(panels):
+            if read == 0:
+                values = panel_values(op, first // PANEL + number, op.outputs, 0)
+                scales = panel_scales(op, first // PANEL + number, 0)
+            else:
+                values = read + number * (value_bytes(op) + scale_bytes(op))
+                scales = values + value_bytes(op)
+            place = scratch + 4 * PANEL * number
+            _multiply_panel(op, values, scales, start, rows, memory, place, 4 * width)
         for r in range(rows):
             finish(result[r, : last - first], op, first, out[start + r, first:last])
+    release_panel(read)
     release(scratch)
+
+
+@subroutine
+def _read_panels(op: Any, first: int, count: int) -> Any:
+    """The address of new memory with the values and the scales of some panels of a weight in a
+    file; 0 for a weight in panels.
+    """
+    if op.row_stride == 0:
+        return 0
+    panel_bytes = value_bytes(op) + scale_bytes(op)
+    memory = allocate(count * panel_bytes)
+    for number in range(count):
+        values = memory + number * panel_bytes
+        read_rows(op, first + number, op.outputs, values, values + value_bytes(op))
+    return memory
 
 
 # --- rows of a prompt -----------------------------------------------------------------------------
@@ -207,27 +213,29 @@ _decode_to_bfloat16 = by_kind(partial(new_decoder, rounds=True))
 @subroutine
 def dequantize_panel(op: Any, panel: int) -> None:
     """The 16 rows of a panel of the weight -> 16 columns of out (32 · blocks, outputs), bf16 if the
-    instruction rounds, else fp32.
+    instruction rounds, else fp32. op: its `rows` is the number of rows of the weight.
     """
-    blocks = blocks_of(op.inputs)
     bits = ins.BLOCK_BITS[op.dtype]
     zero = F(ins.ZERO_CODES[op.dtype])
-    kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
+    kinds = numbers_of(op)
+    memory = panel_memory(op)
+    values = panel_values(op, panel, op.rows, memory)
+    halves = bfloat16_at(panel_scales(op, panel, memory), scale_bytes(op) // HALF_BYTES)
     scratch = allocate(8 * PANEL)
     scales = float32_at(scratch, PANEL)
     offsets = float32_at(scratch + 4 * PANEL, PANEL)
-    for block in range(blocks):
-        number = panel * blocks + block
-        halves = bfloat16_at(op.scales + 2 * PANEL * kinds * number, kinds * PANEL)
+    for block in range(blocks_of(op.inputs)):
+        first = kinds * PANEL * block
         for lane in range(PANEL):
-            scales[lane] = half_to_float(halves[lane])
+            scales[lane] = half_to_float(halves[first + lane])
             offsets[lane] = -zero * scales[lane]
             if kinds == 2:
-                offsets[lane] = half_to_float(halves[PANEL + lane])
-        own = (op.weight + LINE * bits * number, scratch, scratch + 4 * PANEL)
+                offsets[lane] = half_to_float(halves[first + PANEL + lane])
+        own = (values + LINE * bits * block, scratch, scratch + 4 * PANEL)
         place = BLOCK * block * op.outputs + PANEL * panel
         if op.rounds == 0:
             _decode(op.dtype, *own, op.out + 4 * place, 4 * op.outputs)
         else:
             _decode_to_bfloat16(op.dtype, *own, op.out + 2 * place, 2 * op.outputs)
     release(scratch)
+    release_panel(memory)

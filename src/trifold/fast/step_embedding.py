@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import LINE, code_at
+from trifold.fast.block_tile import LINE, blocks_of, code_at
 from trifold.fast.block_weight import BLOCK, LEVELS, PANEL, WORD
 from trifold.fast.instruction import BLOCK4_LEVELS, FLOAT16, FLOAT32
 from trifold.fast.intrinsics import bfloat16_at, float16_at, float32_at, int64_at, uint8_at
 from trifold.fast.loops import Array, F, half_to_float, round_like, subroutine, to_float
-from trifold.fast.step_blocks import blocks_of
 
 
 @subroutine

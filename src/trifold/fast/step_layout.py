@@ -2,91 +2,79 @@
 
 from typing import Any
 
-import numpy as np
-
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import LINE
-from trifold.fast.block_weight import BLOCK, PANEL, upper_bits as plain_upper_bits
+from trifold.fast.block_tile import blocks_of
+from trifold.fast.block_weight import PANEL, WORD
 from trifold.fast.intrinsics import bfloat16_at, int32_at, int64_at
-from trifold.fast.loops import inline, subroutine
+from trifold.fast.loops import subroutine
 from trifold.fast.step_groups import INFINITE, lay_out_groups, round_groups
-
-SIGNS = np.int32(-0x7F7F7F80)  # 0x80 in four bytes: int8 -> codes whose zero is 128
-
-upper_bits = subroutine(plain_upper_bits)
+from trifold.fast.step_rows import (
+    HALF_BYTES,
+    clear_lane,
+    panel_memory,
+    panel_scales,
+    panel_values,
+    read_rows,
+    release_panel,
+    scale_bytes,
+    value_bytes,
+)
 
 
 @subroutine
 def lay_out_panel(op: Any, panel: int) -> None:
-    """Rows of the file -> a panel: their codes at `out`, their scales at `scales`.
+    """Rows of the file, which are those of `read_rows`, -> a panel of a weight whose values, and
+    after them its scales, are at `out`; 0 if only their scales are examined.
 
-    x: the rows, `row_stride` bytes apart. weight: which rows these are, 0 for those in order. mode:
-    how the file has them. bias: becomes 1 if a scale is not finite.
+    mode: how the file has them. bias: becomes 1 if a scale is not finite.
     """
-    blocks = op.inputs // BLOCK
+    if op.out == 0:
+        memory = panel_memory(op)
+        panel_values(op, panel, op.outputs, memory)
+        scales = panel_scales(op, panel, memory)
+        _examine(op, scales)
+        release_panel(memory)
+        return
+    values = op.out + panel * value_bytes(op)
+    scales = op.out + op.units * value_bytes(op) + panel * scale_bytes(op)
+    if op.mode == ins.AS_STORED:
+        read_rows(op, panel, op.outputs, values, scales)
+        _examine(op, scales)
+    else:
+        _lay_out_groups(op, panel, values, scales)
+
+
+@subroutine
+def _lay_out_groups(op: Any, panel: int, values: int, scales: int) -> None:
+    """The same of rows in blocks of 256 values."""
+    blocks = blocks_of(op.inputs)
     words = ins.BLOCK_BITS[op.dtype]
-    kinds = 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
-    values = int32_at(op.out + panel * blocks * LINE * words, blocks * words * PANEL)
-    scales = bfloat16_at(op.scales + 2 * PANEL * kinds * panel * blocks, blocks * kinds * PANEL)
+    codes = int32_at(values, value_bytes(op) // WORD)
+    numbers = bfloat16_at(scales, scale_bytes(op) // HALF_BYTES)
     is_finite = True
     for lane in range(PANEL):
         row = PANEL * panel + lane
         if row >= op.outputs:
-            _clear(values, scales, lane)
+            clear_lane(op, values, scales, lane)
             continue
-        if op.weight != 0:
-            row = int64_at(op.weight, op.outputs)[row]
-        start = op.x + row * op.row_stride
+        if op.scales != 0:
+            row = int64_at(op.scales, op.outputs)[row]
+        start = op.weight + row * op.row_stride
         if op.mode == ins.OF_GROUPS:
-            is_finite &= lay_out_groups(values, scales, lane, start, blocks, words)
-        elif op.mode == ins.ROUNDED_GROUPS:
-            is_finite &= round_groups(values, scales, lane, start, blocks)
+            is_finite &= lay_out_groups(codes, numbers, lane, start, blocks, words)
         else:
-            is_finite &= _lay_out_row(values, scales, lane, start, blocks, words, kinds)
+            is_finite &= round_groups(codes, numbers, lane, start, blocks)
     if not is_finite:
         int32_at(op.bias, 1)[0] = 1
 
 
 @subroutine
-def _lay_out_row(
-    values: Any, scales: Any, lane: int, start: int, blocks: int, words: int, kinds: int
-) -> bool:
-    """A row at an address, of blocks of 32 values -> a lane of a panel; whether its scales are
-    finite. A block is its scale, its offset if it has one, and its codes.
-    """
-    size = 2 * kinds + 4 * words
-    is_finite = True
-    for block in range(blocks):
-        place = start + block * size
-        numbers = bfloat16_at(place, kinds)
-        for kind in range(kinds):
-            scales[(block * kinds + kind) * PANEL + lane] = numbers[kind]
-            is_finite &= numbers[kind] & INFINITE != INFINITE
-        codes = int32_at(place + 2 * kinds, words)
-        for word in range(words):
-            values[(block * words + word) * PANEL + lane] = _word(codes, word)
-    return is_finite
-
-
-@inline
-def _word(codes: Any, word: int) -> Any:
-    """A word of a block of `BlockWeight`, of the codes (words,) int32 of a block of a file. Those
-    of 5 bits are first the fifth bits in the order of the codes, then 4 bits of each.
-    """
-    words = codes.shape[0]
-    if words == 8:
-        return codes[word] ^ SIGNS
-    if words == 4:
-        return codes[word]
-    if word == 4:
-        return np.int32(upper_bits(codes[0]))
-    return codes[word + 1]
-
-
-@subroutine
-def _clear(values: Any, scales: Any, lane: int) -> None:
-    """Zeros for a row that is missing from the last panel."""
-    for place in range(lane, values.shape[0], PANEL):
-        values[place] = 0
-    for place in range(lane, scales.shape[0], PANEL):
-        scales[place] = 0
+def _examine(op: Any, scales: int) -> None:
+    """Whether the scales of a panel, and its offsets, are finite."""
+    numbers = bfloat16_at(scales, scale_bytes(op) // HALF_BYTES)
+    found = 0
+    for place in range(numbers.shape[0]):
+        if numbers[place] & INFINITE == INFINITE:
+            found += 1
+    if found != 0:
+        int32_at(op.bias, 1)[0] = 1

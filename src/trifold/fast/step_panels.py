@@ -8,7 +8,7 @@ with the row before it. Every row has the same bits whatever their number.
 from typing import Any
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import LINE
+from trifold.fast.block_tile import LINE, blocks_of, by_kind
 from trifold.fast.block_weight import BLOCK, PANEL
 from trifold.fast.instruction import FLOAT16, FLOAT32
 from trifold.fast.instruction_sets import has_panels
@@ -23,8 +23,14 @@ from trifold.fast.panel_tile import (
     new_panel_tile,
     transpose_panel,
 )
-from trifold.fast.step_blocks import blocks_of, by_kind
 from trifold.fast.step_linear import activate
+from trifold.fast.step_rows import (
+    numbers_of,
+    panel_memory,
+    panel_scales,
+    panel_values,
+    release_panel,
+)
 
 WIDTH = ins.PANELS * PANEL  # outputs of a unit
 
@@ -43,22 +49,18 @@ def _panel_bytes(op: Any) -> Any:
 
 
 @subroutine
-def _kinds(op: Any) -> Any:
-    """The numbers of a block beside its codes: its scale, and the offset if it has one."""
-    return 2 if ins.ZERO_CODES[op.dtype] == 0 else 1
-
-
-@subroutine
 def _prepare_panel(op: Any, panel: int, out: int) -> None:
     """The panel with that number -> decoded blocks, or (inputs, 16) fp32."""
     inputs = op.inputs
     if op.opcode == ins.BLOCK_PANELS:
-        blocks = blocks_of(inputs)
-        for block in range(blocks):
-            number = panel * blocks + block
-            values = op.weight + LINE * ins.BLOCK_BITS[op.dtype] * number
-            scales = op.scales + 2 * PANEL * _kinds(op) * number
-            _decode(op.dtype, values, scales, out + DECODED_BLOCK * block)
+        memory = panel_memory(op)
+        values = panel_values(op, panel, op.outputs, memory)
+        scales = panel_scales(op, panel, memory)
+        for block in range(blocks_of(inputs)):
+            codes = values + LINE * ins.BLOCK_BITS[op.dtype] * block
+            numbers = scales + 2 * PANEL * numbers_of(op) * block
+            _decode(op.dtype, codes, numbers, out + DECODED_BLOCK * block)
+        release_panel(memory)
         return
     first = panel * PANEL * inputs
     if op.dtype == FLOAT32:
@@ -96,7 +98,7 @@ def _multiply(op: Any, panel: int, row: int, count: int, out: int) -> None:
     x = op.x + 2 * BLOCK * row * blocks
     scales = op.x + 2 * BLOCK * op.rows * blocks + 4 * row * blocks
     terms = scales + 4 * op.rows * blocks
-    if _kinds(op) == 2:
+    if numbers_of(op) == 2:
         if count == ROWS:
             _tile_with_offsets(panel, blocks, x, scales, terms, out, stride)
         else:

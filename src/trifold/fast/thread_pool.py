@@ -21,6 +21,7 @@ from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import PANEL, BlockWeight
+from trifold.fast.file_weight import FileWeight
 from trifold.fast.half_weight import HalfWeight
 from trifold.fast.instruction import (
     BFLOAT16,
@@ -175,6 +176,11 @@ def matmul_fields(weight: Weight) -> dict[str, Field]:
 
 def _block_fields(weight: BlockWeight) -> dict[str, Field]:
     # A prompt is translated each time, and attributes of a module that are tensors take long.
+    if isinstance(weight, FileWeight):
+        table, order = (weight._buffers[name] for name in ("table", "order"))
+        assert table is not None
+        sizes = _block_sizes(*weight.shape, weight.kind.bits, block_kind(weight))
+        return {**sizes, "weight": table, "row_stride": table.shape[1], "scales": order}
     values, scales = (weight._buffers[name] for name in ("values", "scales"))
     assert values is not None and scales is not None
     bits = values.shape[2]
@@ -196,6 +202,18 @@ def panel_fields(weight: Weight) -> dict[str, Field]:
     fields = matmul_fields(weight)
     fields["opcode"] = BLOCK_PANELS if isinstance(weight, BlockWeight) else DENSE_PANELS
     return fields | divided(-(-weight.shape[0] // (PANELS * PANEL)))
+
+
+def part_fields(weight: BlockWeight, rows: range) -> dict[str, Field]:
+    """The fields of some rows of a weight, in whole panels, for an instruction that decodes."""
+    own = slice(rows.start, rows.stop)
+    panels = slice(rows.start // PANEL, -(-rows.stop // PANEL))
+    fields = _block_fields(weight) | {"units": panels.stop - panels.start, "rows": len(rows)}
+    if not isinstance(weight, FileWeight):
+        return fields | {"weight": weight.values[panels], "scales": weight.scales[panels]}
+    if weight.order is None:
+        return fields | {"weight": weight.table[own]}
+    return fields | {"scales": weight.order[own]}
 
 
 def block_kind(weight: BlockWeight) -> int:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from trifold.fast import instruction as ins, is_eager_cpu
 from trifold.fast.beam_index import current_index
+from trifold.fast.block_layout import lay_out_before_steps
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.compiled_decoder import UNLIMITED, CompiledDecoder, HookSearch
 from trifold.fast.decoding_step import Translation, translation_of
@@ -62,6 +63,7 @@ def next_logits(
     known = _steps.get(cache)
     if isinstance(known, TokenStep) and known.can_run(model, head, tokens, cache):
         return known.run(tokens)
+    lay_out_before_steps(model)
     logits = plain_next_logits(model, head, tokens, attend, memory, cache)
     _prepare_next(model, head, cache, known)
     return logits

@@ -35,6 +35,12 @@ class VectorCode:
         loaded.align = 1
         return loaded
 
+    def store(self, address: Any, at: int, value: Any) -> None:
+        """Store a vector `at` bytes behind an address."""
+        place = self.builder.add(address, long(at))
+        pointer = self.builder.inttoptr(place, value.type.as_pointer())
+        self.builder.store(value, pointer).align = 2
+
     def halves(self, address: Any, at: int = 0) -> Any:
         """16 float16 in fp32."""
         return self.builder.fpext(self.load(address, HALVES, at), FLOATS)
@@ -45,6 +51,11 @@ class VectorCode:
         undefined = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(undefined, value, ir.Constant(WORD_TYPE, 0))
         return self.builder.shuffle_vector(first, undefined, words(0))
+
+    def shuffled(self, one: Any, other: Any, lanes: list[int]) -> Any:
+        """Elements of two vectors by their numbers."""
+        numbers = ir.Constant(ir.VectorType(WORD_TYPE, len(lanes)), lanes)
+        return self.builder.shuffle_vector(one, other, numbers)
 
     def call(self, name: str, result: Any, *values: Any) -> Any:
         """Call a function of LLVM."""

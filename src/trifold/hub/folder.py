@@ -207,7 +207,8 @@ def load_model(
     finish = _nothing
     if file is not None:
         shapes = {name: matrix.shape for name, matrix in named_matrices(model).items()}
-        found, finish = file.matrices(conversions, shapes, dtype, memory)
+        is_cpu = torch.device(device).type == "cpu"
+        found, finish = file.matrices(conversions, shapes, dtype, memory, in_place=is_cpu)
     theirs = rules.checked(table, weights, parameters, str(folder))
     generation = read_generation_settings(folder_with(GENERATION, folder), config, values)
     tensors = rules.converted(conversions, theirs)

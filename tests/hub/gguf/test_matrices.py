@@ -18,6 +18,7 @@ from trifold import fast
 from trifold.errors import CheckpointError, UsageError
 from trifold.fast import block_layout
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.file_weight import FileWeight
 from trifold.fast.half_weight import HalfWeight
 from trifold.fast.huge_pages import PAGE_BYTES, HugeMemory
 from trifold.fast.quantized_weight import Weight
@@ -32,7 +33,7 @@ from trifold.hub.gguf.folder import open_gguf
 from trifold.hub.gguf.matrices import MovedRows, lay_out, moved_matrices, stored_matrices
 from trifold.hub.rules import conversions, converted, joined_routes, routes
 from trifold.hub.tensors import TransformedTensors
-from trifold.nn import Inputs, Transformer
+from trifold.nn import Inputs, Transformer, ops
 from trifold.nn.stack import all_parameters
 
 KINDS = {kind.name: kind for kind in TYPES.values() if kind.values is not None}
@@ -228,6 +229,38 @@ def test_models_have_the_matrices_of_the_file(name: str, tmp_path: Path) -> None
         assert not named_matrices(decoded).keys() & dict(model.named_parameters()).keys()
     expected = outputs(decoded)
     assert (outputs(model) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("kind", [Types.Q8_0, Types.Q4_1])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_blocks_stay_in_the_file_until_a_step(
+    name: str, kind: Types, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = CASES[name].write(tmp_path / "a.gguf", CASES[name].model(), kind)
+    model, _ = load_model(path, dtype=torch.bfloat16, stored="file")
+    monkeypatch.setattr(block_layout, "stays_in_place", lambda kind: False)
+    laid_out_model, _ = load_model(path, dtype=torch.bfloat16, stored="file")
+    assert file_weights(model)
+    assert not file_weights(laid_out_model)
+    found, expected = (logits_of_steps(each) for each in (model, laid_out_model))
+    assert torch.equal(found, expected)
+    assert not file_weights(model)
+    assert torch.equal(logits_of_steps(model), expected)
+
+
+def file_weights(model: Transformer) -> list[FileWeight]:
+    return [module for module in model.modules() if isinstance(module, FileWeight)]
+
+
+@torch.inference_mode()
+def logits_of_steps(model: Transformer) -> Tensor:
+    """The logits of tokens of which the first ones are a prompt."""
+    cache = model.new_cache()
+    logits = [model.lm_head(model.decode(Inputs(TOKENS[:, :4]), None, cache)[:, -1])]
+    for token in TOKENS[:, 4:].unbind(1):
+        logits.append(ops.next_logits(model, model.lm_head, token, None, None, cache))
+    return torch.stack(logits, 1)
 
 
 def test_types_of_numbers_stay(tmp_path: Path) -> None:

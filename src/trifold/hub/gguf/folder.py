@@ -17,6 +17,7 @@ from trifold.errors import CheckpointError
 from trifold.fast import prepare_interpreter
 from trifold.fast.block_layout import can_lay_out
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.file_weight import FileWeight
 from trifold.fast.huge_pages import HugeMemory, read_ahead, release_file
 from trifold.fast.quantized_weight import Weight
 from trifold.folders import FOLDER_ENDINGS, FileAsFolder, UntrustedPath
@@ -90,23 +91,28 @@ class GGUFFolder(FileAsFolder):
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
         memory: HugeMemory,
+        *,
+        in_place: bool,
     ) -> tuple[dict[str, Weight], Callable[[], None]]:
         """The matrices of a model with these names and shapes that the file has in blocks, in
         `dtype` or in 16 bits, for results of that type, laid out in this memory. Numbers are in the
         memory of the file. Other threads lay out blocks: the second result must be called before
         they are read, and may be called again.
 
-        conversions: from the tensors of the family to those of the model. Both functions raise
-        CheckpointError for values that have no scale.
+        conversions: from the tensors of the family to those of the model. in_place: see `lay_out`.
+        Both functions raise CheckpointError for values that have no scale.
         """
         found = self.moved(conversions, shapes, dtype)
         with self._naming():
-            made, finish_layout = lay_out(found, dtype, memory)
+            made, finish_layout = lay_out(found, dtype, memory, in_place=in_place)
 
         def finish() -> None:
             with self._naming():
                 finish_layout()
-            has_shared = any(not isinstance(each, BlockWeight) for each in made.values())
+            has_shared = any(
+                isinstance(each, FileWeight) or not isinstance(each, BlockWeight)
+                for each in made.values()
+            )
             for file in self.files:
                 if has_shared:  # who changes these parameters does not change what is loaded next
                     file.map_again()

@@ -4,7 +4,7 @@ The rules of a family move the rows of a matrix: they reorder those of queries a
 matrix. Where each row goes is found by applying the rules to the numbers of the rows. What rules
 change in another way is decoded instead. How the types of a file are stored:
 
-    Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL  as they are
+    Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL  as they are; in the memory of the file, until steps
     Q5_K, Q4_K          in 5 or 4 bits with offsets; products of two scales are rounded to float16
     others in blocks    rounded to 8 bits, as Q8_0
     numbers             as they are, if the model computes with their type; BF16 and F16 in float32,
@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.fast.block_layout import KINDS, BlockLayout, FileRows, block_bytes, can_lay_out
+from trifold.fast.block_layout import BlockLayout, block_bytes, can_lay_out, stays_in_place
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
+from trifold.fast.file_weight import KINDS, READERS as FILE_READERS, FileRows
 from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
 from trifold.fast.instruction import BLOCK_KINDS, BlockKind
@@ -218,11 +219,17 @@ def _as_slice(rows: Tensor) -> Tensor | slice:
 
 
 def lay_out(
-    matrices: Mapping[str, MovedRows], dtype: torch.dtype, memory: HugeMemory | None = None
+    matrices: Mapping[str, MovedRows],
+    dtype: torch.dtype,
+    memory: HugeMemory | None = None,
+    *,
+    in_place: bool = False,
 ) -> tuple[dict[str, Weight], Callable[[], None]]:
     """The matrices by name, for results of `dtype`: in blocks, or numbers of that type or in 16
     bits, which share memory with the file if their order is that of the file. Other threads lay out
     blocks: the second result must be called before they are read, and may be called again.
+
+    in_place: blocks that memory has as the file stay in the memory of the file, for compiled code.
 
     Both functions raise ValueError, which begins with the name, for values that have no scale.
     """
@@ -232,7 +239,8 @@ def lay_out(
     if can_lay_out():
         compiled = {name: each for name, each in matrices.items() if _kind(each) in KINDS}
         if compiled:
-            layout = BlockLayout([_file_rows(each) for each in compiled.values()], dtype, memory)
+            sources = [_file_rows(each) for each in compiled.values()]
+            layout = BlockLayout(sources, dtype, memory, in_place=in_place)
             found |= zip(compiled, layout.weights, strict=True)
     for name, each in matrices.items():
         stored = each.matrix.entry.kind.dtype
@@ -262,6 +270,8 @@ def needed_bytes(entries: Mapping[str, TensorEntry], changed: Collection[str]) -
     """
     sizes = list[int]()
     for name, entry in entries.items():
+        if stays_in_place(entry.kind.name):
+            continue
         if entry.kind.name in KINDS:
             rows = prod(entry.shape[:-1])
             sizes.append(block_bytes(rows, entry.shape[-1], block_kind(entry.kind)))
@@ -359,12 +369,7 @@ def _of_groups(table: Tensor, codes: Tensor, rows: int) -> BlockWeight:
 
 
 READERS: dict[str, Reader] = {
-    "Q8_0": BlockWeight.from_q8_0,
-    "Q5_0": BlockWeight.from_q5_0,
-    "Q5_1": BlockWeight.from_q5_1,
-    "Q4_0": BlockWeight.from_q4_0,
-    "Q4_1": BlockWeight.from_q4_1,
-    "IQ4_NL": BlockWeight.from_iq4_nl,
+    **FILE_READERS,
     "Q5_K": _q5_k,
     "Q4_K": _q4_k,
 }
