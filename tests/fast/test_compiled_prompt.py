@@ -14,7 +14,7 @@ from trifold import fast
 from trifold.fast import decoding_step as step
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.half_weight import STORED, HalfWeight
-from trifold.fast.instruction_sets import has_panels
+from trifold.fast.instruction_sets import has_panels, products_of_keys
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.nn import Cache, Inputs, Transformer
 from trifold.nn.layers import Linear
@@ -150,7 +150,8 @@ def test_weights_in_blocks_equal_their_values(
     expected, _ = plain(with_values(model), tokens, 21)
     got, _ = reader.read(model.to(dtype), tokens, 21)
     assert relative(got, expected) <= {torch.float32: 1e-4}.get(dtype, 2e-2)
-    assert reader.compiled == has_panels()
+    is_short = dtype is torch.bfloat16 and products_of_keys("bfloat16") is not None
+    assert reader.compiled == (has_panels() or is_short)
 
 
 @pytest.mark.parametrize("stored", STORED, ids=str)

@@ -59,19 +59,19 @@ def block_linear(
     """
     outputs, inputs = weight.shape
     rows = x.detach().reshape(-1, inputs)
-    if not library_is_faster(rows):
+    if not library_is_faster(rows.dtype, len(rows)):
         return block_linears(x, [weight], [bias], dtype)[0]
     out = _decoded_product(rows, weight, None if bias is None else bias.detach())
     return out.view(*x.shape[:-1], outputs).to(dtype or x.dtype)
 
 
-def library_is_faster(rows: Tensor) -> bool:
-    """Whether a library multiplies rows (R, K) faster than the instructions of decoding steps. It
-    is exact in fp32, and therefore used if it is not several times as slow.
+def library_is_faster(dtype: torch.dtype, rows: int) -> bool:
+    """Whether a library multiplies so many rows of a type faster than the instructions of decoding
+    steps. It is exact in fp32, and therefore used if it is not several times as slow.
     """
     if emulates_bf16_products():
         return False
-    return rows.dtype is torch.float32 or len(rows) >= MANY_ROWS
+    return dtype is torch.float32 or rows >= MANY_ROWS
 
 
 def supports_block_linears(x: Tensor, weights: Sequence[Weight]) -> bool:
@@ -80,7 +80,7 @@ def supports_block_linears(x: Tensor, weights: Sequence[Weight]) -> bool:
     """
     return all(
         isinstance(weight, BlockWeight) and supports_block_linear(x, weight) for weight in weights
-    ) and not library_is_faster(x.detach().reshape(-1, x.shape[-1]))
+    ) and not library_is_faster(x.dtype, x.numel() // x.shape[-1])
 
 
 def block_linears(

@@ -220,7 +220,9 @@ class CompiledDecoder:
         width = x.shape[1]
         if self.quantized is None or self.quantized[0] is not x or self.quantized[1] != zero:
             rows = self._buffer("blocks", quantized_bytes(1, width), torch.int8)
-            self._add(rows, opcode=ins.BLOCK_QUANTIZE, dtype=kind, inputs=width, x=x)
+            rounds = int(x.dtype is torch.bfloat16)
+            fields_of_rows: dict[str, Field] = {"dtype": kind, "inputs": width, "rounds": rounds}
+            self._add(rows, opcode=ins.BLOCK_QUANTIZE, x=x, **fields_of_rows)
             self.quantized = x, zero, rows
             fields["waits"] = 1
         self._add(out, **fields, x=self.quantized[2])

@@ -17,12 +17,14 @@ from trifold.fast import instruction as ins
 from trifold.fast.attention import product_type
 from trifold.fast.block_weight import BlockWeight
 from trifold.fast.compiled_decoder import CompiledDecoder
+from trifold.fast.instruction_sets import has_panels
 from trifold.fast.quantized_weight import Weight
 from trifold.fast.thread_pool import (
     DTYPES,
     Field,
     divide_into_tasks,
     execute,
+    matmul_fields,
     panel_fields,
 )
 from trifold.nn.attention import Attention
@@ -70,7 +72,7 @@ class CompiledPrompt(CompiledDecoder):
             self._add(out, **panel_fields(weight), x=x, **fields)
 
     def _many_row_fields(self, weight: Weight) -> dict[str, Field]:
-        return panel_fields(weight)
+        return panel_fields(weight) if has_panels() else matmul_fields(weight) | {"units": 0}
 
     def _add_attention(
         self, layer: Attention, x: Tensor, out: Tensor, mode: int, *, crosses: bool

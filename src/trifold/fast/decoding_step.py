@@ -6,10 +6,11 @@ interpreter.py; a library multiplies more than a few rows. The plain step runs f
 that is not supported: many rows in automatic casts; quantized weights other than blocks; gradients;
 windows over padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with
 fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves. On processors
-with `has_panels`, a prompt is a program, too (compiled_prompt.py).
+with `has_panels`, a prompt is a program, too (compiled_prompt.py); on others with instructions for
+its attention, a short one is if all weights are in blocks.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu, prepare_interpreter
+from trifold.fast.attention import PRECISIONS
 from trifold.fast.beam_index import current_index
 from trifold.fast.block_layout import lay_out_before_steps
+from trifold.fast.block_linear import library_is_faster
 from trifold.fast.block_weight import PANEL, BlockWeight
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.compiled_prompt import CompiledPrompt
@@ -27,7 +30,7 @@ from trifold.fast.instruction import (
     FEW_ROWS,
     FEW_WIDENED_ROWS,
 )
-from trifold.fast.instruction_sets import has_panels
+from trifold.fast.instruction_sets import has_panels, products_of_keys
 from trifold.fast.int8_training import Int8TrainedLinear
 from trifold.fast.thread_pool import DTYPES, is_readable
 from trifold.nn.attention import Attention
@@ -165,11 +168,10 @@ def supports_compiled_prompt(stack: Stack, x: Tensor, inputs: StackInputs, cache
     modules = all_modules(stack)
     weights = _weights(modules)
     return (
-        has_panels()
+        _has_many_row_instructions(weights, x)
         and _reads_all_before(stack, inputs, x.shape[1], cache)
         and _has_known_wiring(stack)
         and _are_supported_weights(weights)
-        and all(map(_has_panels, weights))
         and all(_has_prompt_instructions(module, x.dtype) for module in _modules(stack))
         and not any(each._forward_hooks or each._forward_pre_hooks for each in modules)
         and compiled_interpreter() is not None
@@ -211,6 +213,17 @@ def _has_prompt_instructions(module: nn.Module, dtype: torch.dtype) -> bool:
     if not isinstance(module, Attention):
         return True
     return module.soft_cap is None and module.head_width * dtype.itemsize % LINE == 0
+
+
+def _has_many_row_instructions(weights: Sequence[Any], x: Tensor) -> bool:
+    """Whether instructions multiply the rows of x (B, T, E) with these weights, and a library does
+    not do it faster.
+    """
+    if has_panels():
+        return all(map(_has_panels, weights))
+    has_attention = products_of_keys(PRECISIONS[x.dtype]) is not None
+    is_fast = has_attention and not library_is_faster(x.dtype, x.shape[0] * x.shape[1])
+    return is_fast and all(isinstance(weight, BlockWeight) for weight in weights)
 
 
 def _has_panels(weight: Any) -> bool:
