@@ -64,7 +64,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "NORM": ("float32",),
     "QUANTIZE": ("bfloat16",),
     "DEQUANTIZE": ("bfloat16",),  # float32: of a head
-    "ROUND": ("bfloat16",),
+    "CONVERT": ("bfloat16",),
 }
 # The classes that execute a decoding step.
 STEPS = {"compiled_decoder": "CompiledDecoder", "token_step": "TokenStep"}
@@ -112,9 +112,10 @@ def _has_instructions(name: str) -> bool:
     from trifold.fast.instruction_sets import has_panels, products_of_keys
 
     kernel, _, precision = name.partition(" ")
+    has_products = products_of_keys(precision) is not None
     if kernel in ON_PANELS:
-        return has_panels()
-    return kernel not in ON_LANES or products_of_keys(precision) is not None
+        return has_panels() or (precision == "bfloat16" and has_products)
+    return kernel not in ON_LANES or has_products
 
 
 def _can_run(module: str) -> bool:

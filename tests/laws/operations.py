@@ -88,6 +88,8 @@ KEPT: dict[str, str] = {
     "dot_products.TILE_WEIGHTS": "a size of the processor",
     "dot_products.WIDE": "compiled into the interpreter",
     "decoding_step.LINE": "a size of the processor",
+    "decoding_step.PACKED_BYTES": "up to which a kernel runs",
+    "decoding_step.SHORT_PROMPT": "up to which a kernel runs",
     "dot_products.WIDTH": "a size of the processor",
     "encoder_layers.CACHE_LINE": "a size of the processor",
     "encoder_layers.LANES": "not a threshold",

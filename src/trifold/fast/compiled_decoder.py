@@ -220,9 +220,7 @@ class CompiledDecoder:
         width = x.shape[1]
         if self.quantized is None or self.quantized[0] is not x or self.quantized[1] != zero:
             rows = self._buffer("blocks", quantized_bytes(1, width), torch.int8)
-            rounds = int(x.dtype is torch.bfloat16)
-            fields_of_rows: dict[str, Field] = {"dtype": kind, "inputs": width, "rounds": rounds}
-            self._add(rows, opcode=ins.BLOCK_QUANTIZE, x=x, **fields_of_rows)
+            self._add(rows, opcode=ins.BLOCK_QUANTIZE, dtype=kind, inputs=width, x=x)
             self.quantized = x, zero, rows
             fields["waits"] = 1
         self._add(out, **fields, x=self.quantized[2])
@@ -254,7 +252,7 @@ class CompiledDecoder:
             return self.converted[1]
         width = x.shape[1]
         copy = self._buffer("bf16", width, torch.bfloat16)
-        self._add(copy, opcode=ins.ROUND, dtype=ins.BFLOAT16, inputs=width, x=x)
+        self._add(copy, opcode=ins.CONVERT, dtype=ins.BFLOAT16, inputs=width, x=x)
         self.converted = x, copy
         return copy
 

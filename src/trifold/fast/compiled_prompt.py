@@ -69,7 +69,7 @@ class CompiledPrompt(CompiledDecoder):
         if isinstance(weight, BlockWeight):
             self._add_block_matmul(weight, x, out, fields)
         else:
-            self._add(out, **panel_fields(weight), x=x, **fields)
+            self._add(out, **self._many_row_fields(weight), x=x, **fields)
 
     def _many_row_fields(self, weight: Weight) -> dict[str, Field]:
         return panel_fields(weight) if has_panels() else matmul_fields(weight) | {"units": 0}
@@ -96,6 +96,10 @@ class CompiledPrompt(CompiledDecoder):
         self._add(rotated, opcode=ins.ROTATE, x=q, new_keys=k, new_values=v, **fields)
         fields |= {"scale": layer.scale, "units": rows * heads * -(-tokens // ins.PROMPT_QUERIES)}
         self._add(attended, opcode=ins.PROMPT_ATTENTION, x=rotated, **fields)
+        if attended.dtype is not torch.float32:
+            wide = self._buffer("wide", q_width)
+            self._add(wide, opcode=ins.CONVERT, dtype=ins.FLOAT32, inputs=q_width, x=attended)
+            attended = wide
         self._add_linear(layer.o_proj, attended, out, mode)
 
     # --- the prompt -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ that is not supported: many rows in automatic casts; quantized weights other tha
 windows over padded rows; masks with other rules; unknown blocks and modules; hooks; and stacks with
 fewer than MIN_WEIGHTS weights, for which the compilation takes longer than it saves. On processors
 with `has_panels`, a prompt is a program, too (compiled_prompt.py); on others with instructions for
-its attention, a short one is if all weights are in blocks.
+its attention, a short one in bf16 is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from trifold.fast import compiled_interpreter, is_autocast, is_eager_cpu, prepare_interpreter
-from trifold.fast.attention import PRECISIONS
 from trifold.fast.beam_index import current_index
 from trifold.fast.block_layout import lay_out_before_steps
-from trifold.fast.block_linear import library_is_faster
 from trifold.fast.block_weight import PANEL, BlockWeight
 from trifold.fast.compiled_decoder import CompiledDecoder, sublayers
 from trifold.fast.compiled_prompt import CompiledPrompt
@@ -46,6 +44,10 @@ from trifold.nn.walk import StackInputs
 
 LINE = 64  # bytes of a register of the instructions for prompts
 MIN_WEIGHTS = 4 * 10**6  # of a stack
+SHORT_PROMPT = 48  # tokens, from which a library multiplies faster than instructions
+# Of rows in bf16 that are multiplied with each part of a weight: what a cache of the second level
+# holds beside it. A library multiplies more in less time.
+PACKED_BYTES = 2**18
 WIRINGS = ("sequential", "parallel")  # of blocks that have instructions
 SUPPORTED = (
     *(Attention, FeedForward, Linear, Int8TrainedLinear, LayerNorm, RMSNorm),
@@ -221,9 +223,17 @@ def _has_many_row_instructions(weights: Sequence[Any], x: Tensor) -> bool:
     """
     if has_panels():
         return all(map(_has_panels, weights))
-    has_attention = products_of_keys(PRECISIONS[x.dtype]) is not None
-    is_fast = has_attention and not library_is_faster(x.dtype, x.shape[0] * x.shape[1])
-    return is_fast and all(isinstance(weight, BlockWeight) for weight in weights)
+    rows = x.shape[0] * x.shape[1]
+    if x.dtype is not torch.bfloat16 or products_of_keys("bfloat16") is None:
+        return False
+    if rows >= SHORT_PROMPT:
+        return False
+    most_inputs = PACKED_BYTES // (rows * x.dtype.itemsize)
+    return all(
+        isinstance(weight, BlockWeight)
+        or (weight.dtype is torch.bfloat16 and weight.shape[1] <= most_inputs)
+        for weight in weights
+    )
 
 
 def _has_panels(weight: Any) -> bool:

@@ -60,6 +60,7 @@ from trifold.fast.step_blocks import (
 from trifold.fast.step_embedding import embed_block_row, embed_row, scale_row
 from trifold.fast.step_layout import lay_out_panel
 from trifold.fast.step_linear import (
+    convert_row,
     dequantize_row,
     finish_row,
     is_tiled,
@@ -68,7 +69,6 @@ from trifold.fast.step_linear import (
     pack,
     prefetch,
     quantize_row,
-    round_row,
     weight_address,
 )
 from trifold.fast.step_panels import multiply_panels
@@ -159,7 +159,7 @@ def _run_rows(op: Any, units: range) -> None:
         elif op.opcode == SCALE:
             scale_row(op, row)
         else:
-            round_row(op, row)
+            convert_row(op, row)
 
 
 @inline

@@ -30,7 +30,7 @@ from trifold.fast.intrinsics import (
     int32_at,
     release,
 )
-from trifold.fast.loops import F, half_to_float, inverse_scale, scale_of, subroutine, to_float
+from trifold.fast.loops import F, half_to_float, inverse_scale, scale_of, subroutine
 from trifold.fast.step_linear import finish
 from trifold.fast.step_rows import (
     HALF_BYTES,
@@ -54,8 +54,7 @@ outputs_per_block_task = subroutine(ins.outputs_per_block_task)
 
 @subroutine
 def quantize_blocks(op: Any, row: int, memory: int) -> None:
-    """A row of x (R, K) -> its place in the memory of quantized rows. x is fp32, or bf16 in a
-    BLOCK_QUANTIZE that rounds.
+    """A row of x (R, K) fp32 -> its place in the memory of quantized rows.
 
     The term of a block is that of the sum of its integers: -zero · sum, which is added to products
     with codes, or where weights have offsets scale · sum, which is multiplied with them.
@@ -67,11 +66,11 @@ def quantize_blocks(op: Any, row: int, memory: int) -> None:
     first_term = memory + op.rows * blocks * (2 * BLOCK + 4) + 4 * row * blocks
     terms = int32_at(first_term, blocks)
     float_terms = float32_at(first_term, blocks)
-    copy = 0
-    if _reads_halves(op) or inputs % BLOCK != 0:
-        copy = allocate(4 * BLOCK)
+    last = _filled_block(op, row)
     for block in range(blocks):
-        start = _floats_of_block(op, row, block, copy)
+        start = op.x + 4 * (row * inputs + block * BLOCK)
+        if last != 0 and block == blocks - 1:
+            start = last
         integers = memory + 2 * BLOCK * (row * blocks + block)
         scale = scale_of(largest_of(start)) / F(256)
         factor = inverse_scale(scale)
@@ -81,37 +80,26 @@ def quantize_blocks(op: Any, row: int, memory: int) -> None:
             float_terms[block] = scale * F(total)
         else:
             terms[block] = -zero * total
-    if copy != 0:
-        release(copy)
+    if last != 0:
+        release(last)
 
 
 @subroutine
-def _reads_halves(op: Any) -> Any:
-    """Whether x is in bf16."""
-    return op.opcode == ins.BLOCK_QUANTIZE and op.rounds != 0
-
-
-@subroutine
-def _floats_of_block(op: Any, row: int, block: int, copy: int) -> Any:
-    """The address of a block of a row of x in fp32; of a copy if it is in bf16, or if zeros fill
-    it.
+def _filled_block(op: Any, row: int) -> Any:
+    """The address of new memory with the last block of a row of x and zeros that fill it; 0 if it
+    needs none.
     """
-    count = min(BLOCK, op.inputs - BLOCK * block)
-    first = row * op.inputs + BLOCK * block
-    if not _reads_halves(op) and count == BLOCK:
-        return op.x + 4 * first
-    floats = float32_at(copy, BLOCK)
+    count = op.inputs % BLOCK
+    if count == 0:
+        return 0
+    address = allocate(4 * BLOCK)
+    filled = float32_at(address, BLOCK)
+    x = float32_at(op.x + 4 * ((row + 1) * op.inputs - count), count)
     for j in range(BLOCK):
-        floats[j] = F(0)
-    if _reads_halves(op):
-        halves = bfloat16_at(op.x + 2 * first, count)
-        for j in range(count):
-            floats[j] = to_float(halves[j])
-    else:
-        own = float32_at(op.x + 4 * first, count)
-        for j in range(count):
-            floats[j] = own[j]
-    return copy
+        filled[j] = F(0)
+    for j in range(count):
+        filled[j] = x[j]
+    return address
 
 
 @subroutine

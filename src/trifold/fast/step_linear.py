@@ -410,10 +410,19 @@ def dequantize_row(op: Any, row: int) -> None:
 
 
 @subroutine
-def round_row(op: Any, row: int) -> None:
-    """A row of x (R, K) -> out (R, K) bf16."""
+def convert_row(op: Any, row: int) -> None:
+    """A row of x (R, K) fp32 -> out (R, K) bf16, or of x in bf16 -> out in fp32: dtype is that of
+    out.
+    """
     width = op.inputs
-    store(float32_at(op.x + 4 * row * width, width), bfloat16_at(op.out + 2 * row * width, width))
+    if op.dtype == FLOAT32:
+        _load(
+            bfloat16_at(op.x + 2 * row * width, width), float32_at(op.out + 4 * row * width, width)
+        )
+    else:
+        store(
+            float32_at(op.x + 4 * row * width, width), bfloat16_at(op.out + 2 * row * width, width)
+        )
 
 
 @subroutine
