@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from threading import Thread
 from typing import NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -88,14 +89,18 @@ class BlockLayout:
         self._execution.run(threads)
 
 
+_examined: WeakSet[nn.Module] = WeakSet()  # by `lay_out_before_steps`
+
+
 def lay_out_before_steps(module: nn.Module) -> None:
     """Replace the weights of a module and of its parts that are in the memory of a file: decoding
     steps read every weight again, which is faster from memory in the order of the instructions.
 
     Whoever reads the file in another thread keeps its weights, which have the same bits.
     """
-    if not EXISTING:
+    if not EXISTING or module in _examined:  # other models may have such weights
         return
+    _examined.add(module)
     modules_of = defaultdict[FileWeight, list[nn.Module]](list)
     for each in all_modules(module):
         weight = each._modules.get("weight")

@@ -58,12 +58,13 @@ def next_logits(
     model: Any, head: Head, tokens: Tensor, attend: Tensor | None, memory: Any, cache: Cache
 ) -> Tensor:
     """See `nn.ops.next_logits`."""
+    if not torch.is_grad_enabled():
+        lay_out_before_steps(model)
     if attend is not None or memory is not None or torch.is_grad_enabled():
         return plain_next_logits(model, head, tokens, attend, memory, cache)
     known = _steps.get(cache)
     if isinstance(known, TokenStep) and known.can_run(model, head, tokens, cache):
         return known.run(tokens)
-    lay_out_before_steps(model)
     logits = plain_next_logits(model, head, tokens, attend, memory, cache)
     _prepare_next(model, head, cache, known)
     return logits
