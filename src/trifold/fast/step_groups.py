@@ -7,12 +7,14 @@ for 16 values, is rounded to 8 bits. The results are those of `hub.gguf.matrices
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from trifold.fast.block_weight import BLOCK, NIBBLES, PANEL, WORD
 from trifold.fast.intrinsics import (
     allocate,
     bfloat16_at,
-    int8_at,
     int32_at,
     release,
     uint8_at,
@@ -24,6 +26,7 @@ from trifold.fast.loops import (
     half_to_float,
     subroutine,
 )
+from trifold.fast.vector_code import FLOAT_TYPE, WORD_TYPE, VectorCode
 
 GROUP = 256  # values
 GROUPS = GROUP // BLOCK  # blocks of 32 values in one of 256
@@ -35,6 +38,9 @@ INFINITE = np.uint16(0x7C00)  # the exponent of fp16 numbers that are not finite
 LOWER = np.int32(0x0F0F0F0F)  # of the bytes of a word
 UPPER = np.int32(-0x0F0F0F10)
 ONES = np.int32(0x01010101)
+_BYTES = ir.VectorType(ir.IntType(8), BLOCK)
+_WORDS = ir.VectorType(WORD_TYPE, BLOCK)
+_FLOATS = ir.VectorType(FLOAT_TYPE, BLOCK)
 
 
 @subroutine
@@ -111,71 +117,138 @@ def _fifth_bits(bits: Any, part: int) -> Any:
 def round_groups(values: Any, scales: Any, lane: int, start: int, blocks: int) -> bool:
     """A row at an address, of Q6_K -> a lane of a panel of blocks of 8 bits; whether its scales are
     finite.
+
+    Of each 128 codes, 4 bits are in 64 bytes, and of all codes before 2 bits in 32 bytes each.
     """
-    memory = allocate(2 * GROUP)
-    codes = int8_at(memory, GROUP)
-    rounded = uint8_at(memory + GROUP, GROUP)
-    words = int32_at(memory + GROUP, GROUP // WORD)
+    memory = allocate(BLOCK)
+    words = int32_at(memory, BLOCK // WORD)
     is_finite = True
     for group in range(blocks // GROUPS):
         place = start + group * Q6_K_BYTES
-        _read_codes(codes, uint8_at(place, 128), uint8_at(place + 128, 64))
-        own = int8_at(place + 192, GROUP // SCALED)
         number = bfloat16_at(place + 208, 1)[0]
         if number & INFINITE == INFINITE:
             is_finite = False
             number = np.uint16(0)
+        factor = half_to_float(number)
         for part in range(GROUPS):
-            scale = _round(codes, rounded, BLOCK * part, number, own)
-            scales[(GROUPS * group + part) * PANEL + lane] = scale
+            half = part // 4
+            quarter = part % 4
+            low = place + 64 * half + BLOCK * (quarter % 2)
+            high = place + 128 + BLOCK * half
+            shifts = np.int32(4 * (quarter // 2)), np.int32(2 * quarter)
+            own = place + 192 + 2 * part
+            scale = float_to_half(_round(low, high, *shifts, own, factor, memory))
+            block = GROUPS * group + part
+            scales[block * PANEL + lane] = scale
             is_finite &= scale & INFINITE != INFINITE
-        first = GROUP // WORD * group
-        for word in range(GROUP // WORD):
-            values[(first + word) * PANEL + lane] = words[word]
+            for word in range(BLOCK // WORD):
+                values[(BLOCK // WORD * block + word) * PANEL + lane] = words[word]
     release(memory)
     return is_finite
 
 
-@subroutine
-def _read_codes(codes: Any, low: Any, high: Any) -> None:
-    """256 codes from -32 to 31: of each 128, 4 bits are in 64 bytes of `low`, 2 bits in 32 of
-    `high`.
-    """
-    for part in range(GROUPS):
-        half = part // 4
-        quarter = part % 4
-        nibbles = low[64 * half + 32 * (quarter % 2) :]
-        uppers = high[32 * half :]
-        own = codes[BLOCK * part :]
-        for place in range(BLOCK):
-            nibble = np.int32(nibbles[place] >> np.uint8(4 * (quarter // 2))) & np.int32(15)
-            upper = np.int32(uppers[place] >> np.uint8(2 * quarter)) & np.int32(3)
-            own[place] = np.int8(np.int32(nibble | upper << np.int32(4)) - np.int32(32))
-
-
 @exact_subroutine
-def _round(codes: Any, rounded: Any, first: int, number: Any, own: Any) -> Any:
-    """Round a block of codes, from the number of its first, to 8 bits; its scale, fp16.
+def _round(
+    low: int, high: int, low_shift: Any, high_shift: Any, own: int, factor: Any, out: int
+) -> Any:
+    """`_round_block`, whose instructions would otherwise be those of arithmetic in any order."""
+    return _round_block(low, high, low_shift, high_shift, own, factor, out)
 
-    number, own: the scale of the codes, fp16, and what it is multiplied by for each 16 of them.
+
+@intrinsic
+def _round_block(
+    typing: Any,
+    low: Any,
+    high: Any,
+    low_shift: Any,
+    high_shift: Any,
+    own: Any,
+    factor: Any,
+    out: Any,
+) -> Any:
+    """Round 32 codes of Q6_K, whose 4 and 2 bits begin at these bits of the bytes at two addresses,
+    to 8 bits -> (32,) bytes at an address. The result is their scale.
+
+    factor: the scale of 256 codes. own: the address of what it is multiplied by, an int8 for each
+    16 codes.
     """
-    factor = half_to_float(number)
-    largest = F(0)
-    for start in range(first, first + BLOCK, SCALED):
-        most = np.int32(0)
-        for place in range(start, start + SCALED):
-            most = max(most, np.int32(abs(np.int32(codes[place]))))
-        largest = max(largest, abs(factor * F(own[start // SCALED])) * F(most))
-    scale = largest / F(127)
-    inverse = F(1) / scale
-    if not inverse < F(np.inf):  # the scale is 0 or too small
-        inverse = F(0)
-    for start in range(first, first + BLOCK, SCALED):
-        own_scale = factor * F(own[start // SCALED])
-        for place in range(start, start + SCALED):
-            scaled = own_scale * F(codes[place]) * inverse
-            whole = np.int32(scaled)
-            # Half away from zero; half of what is nearly 0.5 is not rounded up.
-            more = np.int32((scaled - F(whole)) * F(2))
-            rounded[place] = np.uint8(np.int32(whole + more + np.int32(128)))
-    return float_to_half(scale)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return RoundingCode(builder).emit(*arguments)
+
+    kinds = (types.int64, types.int64, types.int32, types.int32)
+    return types.float32(*kinds, types.int64, types.float32, types.int64), generate
+
+
+class RoundingCode(VectorCode):
+    """LLVM code of `_round_block`, whose arithmetic has the order of `BlockWeight.quantize`."""
+
+    def emit(
+        self, low: Any, high: Any, low_shift: Any, high_shift: Any, own: Any, factor: Any, out: Any
+    ) -> Any:
+        """See `_round_block`."""
+        builder = self.builder
+        codes = self.codes(low, high, low_shift, high_shift)
+        factors = [self.factor(own, number, factor) for number in range(2)]
+        largest = _float(0.0)
+        for number, each in enumerate(factors):
+            lanes = list(range(SCALED * number, SCALED * (number + 1)))
+            magnitudes = self.magnitude(self.shuffled(codes, codes, lanes))
+            most = self.call("llvm.vector.reduce.fmax.v16f32", FLOAT_TYPE, magnitudes)
+            largest = self.larger(largest, builder.fmul(self.magnitude(each), most))
+        scale = builder.fdiv(largest, _float(127.0))
+        inverse = builder.fdiv(_float(1.0), scale)
+        # The scale may be 0 or too small.
+        is_number = builder.fcmp_ordered("<", inverse, _float(float("inf")))
+        inverse = builder.select(is_number, inverse, _float(0.0))
+        first, second = map(self.splat, factors)
+        joined = self.shuffled(first, second, list(range(BLOCK)))
+        inverses = self.splat(inverse)
+        inverses = self.shuffled(inverses, inverses, [0] * BLOCK)
+        scaled = builder.fmul(builder.fmul(joined, codes), inverses)
+        whole = builder.fptosi(scaled, _WORDS)
+        # Half away from zero; half of what is nearly 0.5 is not rounded up.
+        rest = builder.fsub(scaled, builder.sitofp(whole, _FLOATS))
+        more = builder.fptosi(builder.fmul(rest, _floats(2.0)), _WORDS)
+        zero = ir.Constant(_WORDS, [128] * BLOCK)
+        rounded = builder.add(builder.add(whole, more), zero)
+        self.store(out, 0, builder.trunc(rounded, _BYTES))
+        return scale
+
+    def codes(self, low: Any, high: Any, low_shift: Any, high_shift: Any) -> Any:
+        """32 codes from -32 to 31, in fp32."""
+        builder = self.builder
+        kind = ir.VectorType(WORD_TYPE, BLOCK // WORD)
+        parts = []
+        for address, shift, mask in ((low, low_shift, 0x0F0F0F0F), (high, high_shift, 0x03030303)):
+            shifts = self.splat(shift)
+            shifts = self.shuffled(shifts, shifts, [0] * (BLOCK // WORD))
+            bits = builder.lshr(self.load(address, kind), shifts)
+            parts.append(builder.and_(bits, ir.Constant(kind, [mask] * (BLOCK // WORD))))
+        upper = builder.shl(parts[1], ir.Constant(kind, [4] * (BLOCK // WORD)))
+        codes = builder.bitcast(builder.or_(parts[0], upper), _BYTES)
+        numbers = builder.sub(codes, ir.Constant(_BYTES, [32] * BLOCK))
+        return builder.sitofp(builder.sext(numbers, _WORDS), _FLOATS)
+
+    def factor(self, own: Any, number: int, factor: Any) -> Any:
+        """The scale of 16 codes."""
+        multiplier = self.load(own, ir.IntType(8), number)
+        return self.builder.fmul(factor, self.builder.sitofp(multiplier, FLOAT_TYPE))
+
+    def magnitude(self, x: Any) -> Any:
+        """The absolute value of a number, or those of 16."""
+        name = "llvm.fabs.f32" if x.type == FLOAT_TYPE else "llvm.fabs.v16f32"
+        return self.call(name, x.type, x)
+
+    def larger(self, one: Any, other: Any) -> Any:
+        """The larger of two numbers."""
+        is_larger = self.builder.fcmp_ordered(">", other, one)
+        return self.builder.select(is_larger, other, one)
+
+
+def _float(number: float) -> Any:
+    return ir.Constant(FLOAT_TYPE, number)
+
+
+def _floats(number: float) -> Any:
+    return ir.Constant(_FLOATS, [number] * BLOCK)
