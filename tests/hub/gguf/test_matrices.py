@@ -157,6 +157,9 @@ def test_compiled_code_finds_numbers_that_are_not_finite(name: str, at: int) -> 
     rows = {"good": MovedRows(good, slice(0, ROWS)), "bad": MovedRows(tensors["a"], slice(0, ROWS))}
     with pytest.raises(ValueError, match="bad: has scales that are not finite"):
         laid_out(rows, torch.float32)
+    finish = lay_out(rows, torch.float32, in_place=True)[1]
+    with pytest.raises(ValueError, match="bad: has scales that are not finite"):
+        finish()
     with fast.disabled(), pytest.raises(ValueError, match=r"bad: has (scales|values) that are not"):
         laid_out(rows, torch.float32)
 
