@@ -104,7 +104,7 @@ def lay_out_before_steps(module: nn.Module) -> None:
     modules_of = defaultdict[FileWeight, list[nn.Module]](list)
     for each in all_modules(module):
         weight = each._modules.get("weight")
-        if isinstance(weight, FileWeight):
+        if isinstance(weight, FileWeight) and weight.device.type == "cpu":
             modules_of[weight].append(each)
     if not modules_of:
         return

@@ -252,6 +252,16 @@ def test_blocks_stay_in_the_file_until_a_step(
     assert torch.equal(logits_of_steps(model), expected)
 
 
+@pytest.mark.usefixtures("compiled")
+def test_blocks_on_other_devices_are_not_laid_out(tmp_path: Path) -> None:
+    path = CASES["llama"].write(tmp_path / "a.gguf", CASES["llama"].model(), Types.Q8_0)
+    model, _ = load_model(path, stored="file")
+    model.to("meta")
+    block_layout.lay_out_before_steps(model)
+    weights = file_weights(model)
+    assert weights and all(weight.device.type == "meta" for weight in weights)
+
+
 def file_weights(model: Transformer) -> list[FileWeight]:
     return [module for module in model.modules() if isinstance(module, FileWeight)]
 
