@@ -12,7 +12,7 @@ from torch import Tensor
 from trifold import fast
 from trifold.fast.block_layout import BlockLayout
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.file_weight import FileRows, FileWeight
+from trifold.fast.file_weight import KINDS, READERS, FileRows, FileWeight
 from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.fill import fill_model
@@ -67,25 +67,14 @@ def test_logits_are_those_of_the_values(bits: int, dtype: torch.dtype) -> None:
             assert_near(blocks.head_outputs(inputs)["lm"], dense.head_outputs(inputs)["lm"], dtype)
 
 
-READERS = {
-    "Q8_0": (34, BlockWeight.from_q8_0),
-    "Q5_0": (22, BlockWeight.from_q5_0),
-    "Q5_1": (24, BlockWeight.from_q5_1),
-    "Q4_0": (18, BlockWeight.from_q4_0),
-    "Q4_1": (20, BlockWeight.from_q4_1),
-    "IQ4_NL": (18, BlockWeight.from_iq4_nl),
-}
-
-
 @pytest.mark.parametrize("kind", READERS)
 def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str) -> None:
-    size, read = READERS[kind]
-    table = torch.randint(0, 100, (50, 3 * size), dtype=torch.uint8)
+    table = torch.randint(0, 100, (50, 3 * KINDS[kind].bytes), dtype=torch.uint8)
     order = torch.randperm(50)[:37]
     layout = BlockLayout([FileRows(table, order, kind)], torch.bfloat16, HugeMemory())
     [is_finite] = layout.finish()
     [found] = layout.weights
-    expected = read(table[order], (37, 96))
+    expected = READERS[kind](table[order], (37, 96))
     assert torch.equal(found.values, expected.values)
     assert torch.equal(found.scales, expected.scales)
     assert is_finite
@@ -97,7 +86,7 @@ def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str) -> None:
 def test_rows_in_a_file_have_the_bits_of_laid_out_ones(
     kind: str, is_moved: bool, dtype: torch.dtype
 ) -> None:
-    table = torch.randint(0, 100, (37, 3 * READERS[kind][0]), dtype=torch.uint8)
+    table = torch.randint(0, 100, (37, 3 * KINDS[kind].bytes), dtype=torch.uint8)
     order = torch.randperm(37) if is_moved else None
     source = FileRows(table, order, kind)
     layouts = [
