@@ -92,8 +92,8 @@ class FileWeight(BlockWeight):
     """A `BlockWeight` whose rows stay in the memory of a file, which is mapped and not copied.
 
     Compiled code lays out 16 rows at a time in a cache, whenever it reads them; operators some
-    more. Results have the same bits as those of the laid out weight. Steps read every weight once
-    each, and so `block_layout` lays it out before them.
+    more. Results have the same bits as those of the laid out weight. Each decoding step reads every
+    weight again; `block_layout` therefore lays them out before the first one.
 
     rows: of one of the types READERS. dtype: the type of the results.
     """
@@ -107,9 +107,9 @@ class FileWeight(BlockWeight):
         self._shape = torch.Size(rows.shape)
         self.dtype = dtype
         self.stored = rows.kind
-        EXISTING.add(self)
         self.kind = rows.block_kind
         self.has_levels = self.kind.has_levels
+        EXISTING.add(self)
 
     def _apply(self, change: Any, recurse: bool = True) -> FileWeight:
         """Move to a device, or change `dtype`; blocks keep their type."""
@@ -118,16 +118,6 @@ class FileWeight(BlockWeight):
             if tensor is not None:
                 self._buffers[name] = tensor.to(change(tensor).device)
         return self
-
-    @property
-    def values(self) -> Tensor:  # type: ignore[override]
-        """Those of the rows laid out, a copy."""
-        return self._laid_out(slice(None)).values
-
-    @property
-    def scales(self) -> Tensor:  # type: ignore[override]
-        """Those of the rows laid out, a copy."""
-        return self._laid_out(slice(None)).scales
 
     @property
     def device(self) -> torch.device:

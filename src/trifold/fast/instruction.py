@@ -84,6 +84,7 @@ INTEGER_FIELDS = (
     # matmuls of many rows.
     *("units", "units_per_task"),
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
+    # A weight in blocks with a `row_stride`, in bytes, has the rows of a file: `step_rows`.
     *("x", "weight", "scales", "bias", "out", "dtype", "mode"),
     *("norm", "activation"),
     # 1 if an embedding, the input of the head or a dequantized weight is rounded to bf16.

@@ -70,7 +70,7 @@ def _lay_out_groups(op: Any, panel: int, values: int, scales: int) -> None:
 
 @subroutine
 def _examine(op: Any, scales: int) -> None:
-    """Whether the scales of a panel, and its offsets, are finite."""
+    """Set the number at `bias` to 1 if a scale of a panel, or an offset, is not finite."""
     numbers = bfloat16_at(scales, scale_bytes(op) // HALF_BYTES)
     found = 0
     for place in range(numbers.shape[0]):

@@ -266,7 +266,7 @@ def lay_out(
 
 def needed_bytes(entries: Mapping[str, TensorEntry], changed: Collection[str]) -> int:
     """The memory of a model that keeps the types of its file, beside that of the file: of matrices
-    that compiled code lays out, and of tensors that rules change.
+    that compiled code lays out at once, and of tensors that rules change.
     """
     sizes = list[int]()
     for name, entry in entries.items():
