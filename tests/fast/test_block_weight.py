@@ -7,18 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trifold.fast.block_weight import BlockWeight
+from trifold.fast.file_weight import READERS
 from trifold.hub.gguf.blocks import TYPES, dequantize
 from trifold.hub.gguf.quantize import quantize
 
 KINDS = {kind.name: kind for kind in TYPES.values()}
-READERS = {
-    "Q8_0": BlockWeight.from_q8_0,
-    "Q5_0": BlockWeight.from_q5_0,
-    "Q5_1": BlockWeight.from_q5_1,
-    "Q4_0": BlockWeight.from_q4_0,
-    "Q4_1": BlockWeight.from_q4_1,
-    "IQ4_NL": BlockWeight.from_iq4_nl,
-}
 BITS = (8, 6, 5, 4)
 # Types whose blocks nothing here writes -> one with the same bytes and other values.
 LIKE = {"IQ4_NL": "Q4_0"}
