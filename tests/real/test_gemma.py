@@ -7,6 +7,7 @@ About 60 CPU seconds in all.
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import sys
 
@@ -46,10 +47,14 @@ def test_logits_and_tokens_equal_those_of_transformers(gemma, datasets):
 
 MEMORY = """
 import sys
+import threading
 import torch
 from trifold import load
 
 def written_memory():
+    for each in threading.enumerate():
+        if each.name == "pages":  # it may still release the memory of the file
+            each.join()
     with open("/proc/self/smaps_rollup") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Private_Dirty"))
 
@@ -67,6 +72,10 @@ print(1024 * (written_memory() - before))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory of Linux processes")
 def test_weights_take_the_memory_of_the_file(smollm2, gemma):
+    with gemma.open("rb") as file:
+        os.fsync(file)  # what is not on disk yet counts as written
     command = [sys.executable, "-c", MEMORY, str(smollm2), str(gemma)]
-    taken = int(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    for _ in range(2):  # the first may compile code, which takes memory
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    taken = int(done.stdout)
     assert taken <= 1.1 * gemma.stat().st_size

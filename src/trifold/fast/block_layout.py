@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import BLOCK, PANEL, WORD, BlockWeight, blocks_of
 from trifold.fast.file_weight import EXISTING, KINDS, FileRows, FileWeight
-from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
+from trifold.fast.huge_pages import ALIGNMENT, HugeMemory, release_parts
 from trifold.fast.instruction import AS_STORED, BLOCK_LAYOUT, INSTRUCTION, BlockKind
 from trifold.fast.thread_pool import (
     Array,
@@ -62,7 +62,11 @@ class BlockLayout:
             None if in_place and stays_in_place(source.kind) else _reserve(source, memory)
             for source in sources
         ]
-        self._sources = sources
+        self._laid_out = [
+            source.table
+            for source, memory_of_it in zip(sources, blocks, strict=True)
+            if memory_of_it is not None
+        ]
         self._memory = memory
         self._infinite = torch.zeros(len(sources), dtype=torch.int32)
         self._helpers = max(1, thread_count() - 1)  # one core is that of the other thread
@@ -78,10 +82,11 @@ class BlockLayout:
 
     def finish(self) -> list[bool]:
         """Help that thread; returns, when all is done, whether all scales of each weight are
-        finite.
+        finite. What was laid out takes no memory of its file any more.
         """
         self._run(self._helpers)
         self._thread.join()
+        release_parts(self._laid_out)
         return (self._infinite == 0).tolist()
 
     def _run(self, threads: int) -> None:

@@ -11,7 +11,8 @@ import mmap
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -23,6 +24,8 @@ ALIGNMENT = 64  # bytes: a cache line
 REGION_BYTES = 2**26
 PROVIDED_BYTES = 2**22  # at a time, between which `provide` can be stopped
 MADV_HUGEPAGE = 14  # of Linux
+
+_files_read: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # by `read_ahead`
 
 
 class HugeMemory:
@@ -113,14 +116,20 @@ def _map(size: int) -> mmap.mmap:
 
 def _advise(memory: mmap.mmap, start: int, size: int, advice: int) -> None:
     """Advise the system about memory; a failure is no error, because nothing depends on it."""
-    # libc's own function, without a package and without Python's lock.
+    _madvise()(_address(memory) + start, size, advice)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int]:
+    """libc's own function, without a package and without Python's lock."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    madvise(_address(memory) + start, size, advice)
+    return madvise
 
 
 def read_ahead(memory: mmap.mmap) -> None:
     """Read a file that is mapped, on another thread, and map its pages."""
+    _files_read.add(memory)
     if sys.platform.startswith("linux"):
         threading.Thread(target=_read_pages, args=(memory,), name="pages", daemon=True).start()
 
@@ -137,6 +146,23 @@ def release_file(memory: mmap.mmap) -> None:
     if hasattr(mmap, "MADV_DONTNEED"):
         arguments = memory, 0, len(memory), mmap.MADV_DONTNEED
         threading.Thread(target=_advise, args=arguments, name="pages", daemon=True).start()
+
+
+def release_parts(tensors: Sequence[Tensor]) -> None:
+    """Let tensors in the memory of files that `read_ahead` read take no memory until they are read
+    again; on another thread. Nothing may have been written to them. Tensors in other memory stay.
+    """
+    # The thread holds the tensors, and with them their memory.
+    threading.Thread(target=_release_parts, args=(tensors,), name="pages", daemon=True).start()
+
+
+def _release_parts(tensors: Sequence[Tensor]) -> None:
+    for memory in list(_files_read):
+        start = _address(memory)
+        for tensor in tensors:
+            first = tensor.data_ptr() - start
+            if 0 <= first < len(memory):
+                release_pages(memory, first, first + tensor.nbytes)
 
 
 def _address(memory: mmap.mmap) -> int:
@@ -156,4 +182,4 @@ def release_pages(memory: mmap.mmap, start: int, end: int) -> None:
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     last = end // mmap.PAGESIZE * mmap.PAGESIZE
     if first < last:
-        memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        _advise(memory, first, last - first, mmap.MADV_DONTNEED)
