@@ -12,10 +12,12 @@ from torch import Tensor
 from trifold import fast
 from trifold.fast.block_layout import BlockLayout
 from trifold.fast.block_weight import BlockWeight
-from trifold.fast.file_weight import KINDS, READERS, FileRows, FileWeight
+from trifold.fast.file_weight import KINDS, FileRows, FileWeight
 from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import HugeMemory
 from trifold.hub.fill import fill_model
+from trifold.hub.gguf.blocks import TYPES
+from trifold.hub.gguf.matrices import reader_of
 from trifold.nn import Inputs, ModelConfig, Transformer, ops
 
 CONFIG = ModelConfig.parse(
@@ -25,6 +27,7 @@ CONFIG = ModelConfig.parse(
         **{"n_layers": 2},
     }
 )
+READERS = {kind.name: reader_of(kind) for kind in TYPES.values() if kind.name in KINDS}
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of the largest value
 
 
@@ -67,14 +70,20 @@ def test_logits_are_those_of_the_values(bits: int, dtype: torch.dtype) -> None:
             assert_near(blocks.head_outputs(inputs)["lm"], dense.head_outputs(inputs)["lm"], dtype)
 
 
+def rows_of(kind: str, count: int, order: Tensor | None) -> FileRows:
+    """Rows of three blocks of a file."""
+    table = torch.randint(0, 100, (count, 3 * KINDS[kind].bytes), dtype=torch.uint8)
+    return FileRows(table, order, kind, READERS[kind])
+
+
 @pytest.mark.parametrize("kind", READERS)
 def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str) -> None:
-    table = torch.randint(0, 100, (50, 3 * KINDS[kind].bytes), dtype=torch.uint8)
     order = torch.randperm(50)[:37]
-    layout = BlockLayout([FileRows(table, order, kind)], torch.bfloat16, HugeMemory())
+    source = rows_of(kind, 50, order)
+    layout = BlockLayout([source], torch.bfloat16, HugeMemory())
     [is_finite] = layout.finish()
     [found] = layout.weights
-    expected = READERS[kind](table[order], (37, 96))
+    expected = READERS[kind](source.table[order], source.shape)
     assert torch.equal(found.values, expected.values)
     assert torch.equal(found.scales, expected.scales)
     assert is_finite
@@ -86,20 +95,18 @@ def test_blocks_of_a_file_are_laid_out_as_by_operators(kind: str) -> None:
 def test_rows_in_a_file_have_the_bits_of_laid_out_ones(
     kind: str, is_moved: bool, dtype: torch.dtype
 ) -> None:
-    table = torch.randint(0, 100, (37, 3 * KINDS[kind].bytes), dtype=torch.uint8)
-    order = torch.randperm(37) if is_moved else None
-    source = FileRows(table, order, kind)
+    source = rows_of(kind, 37, torch.randperm(37) if is_moved else None)
     layouts = [
         BlockLayout([source], dtype, HugeMemory(), in_place=in_place) for in_place in (True, False)
     ]
     assert all(all(layout.finish()) for layout in layouts)
     [in_file], [laid_out] = (layout.weights for layout in layouts)
     assert isinstance(in_file, FileWeight)
-    assert in_file.table.data_ptr() == table.data_ptr()
+    assert in_file.table.data_ptr() == source.table.data_ptr()
     assert not isinstance(laid_out, FileWeight)
     bias = torch.randn(37).to(dtype)
     for count in (1, 5, 8, 11, 30, 60):
-        x = torch.randn(count, 96).to(dtype)
+        x = torch.randn(count, source.shape[1]).to(dtype)
         with torch.inference_mode():
             assert torch.equal(ops.linear(x, in_file, bias), ops.linear(x, laid_out, bias))
     assert torch.equal(in_file.dequantize(), laid_out.dequantize())

@@ -16,7 +16,7 @@ executes instructions: `thread_pool` with `openmp`, and `interpreter` with `intr
 `step_linear` with `dot_products`, `step_panels` with `panel_tile`, `step_attention`, `step_prompt`
 with `query_tile`, and `step_embedding`, whose code `machine_code` keeps on disk and `object_code`
 loads. Both read the weights of `int8`. `block_weight` holds weights as GGUF files do, from which
-`block_layout` makes them with the code of `step_layout`, `step_groups` and `step_rows`; prompts
+`block_layout` makes them with the code of `step_layout`, `row_types` and `step_rows`; prompts
 read those of `file_weight`. `quantized_weight` is the base of all kinds. The memory of weights has
 `huge_pages`.
 Reading many texts: `encoder_layers`, with the code of `block_loops` and `lanes` for the processors

@@ -16,7 +16,7 @@ from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import BLOCK, PANEL, WORD, BlockWeight, blocks_of
 from trifold.fast.file_weight import EXISTING, KINDS, FileRows, FileWeight
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory, release_parts
-from trifold.fast.instruction import AS_STORED, BLOCK_LAYOUT, INSTRUCTION, BlockKind
+from trifold.fast.instruction import BLOCK_LAYOUT, INSTRUCTION, BlockKind
 from trifold.fast.thread_pool import (
     Array,
     Execution,
@@ -46,8 +46,7 @@ class BlockLayout:
 
     weights: what `BlockWeight.from_q8_0` and others make of the rows, for results of `dtype`. They
     may be read when `finish` has returned.
-    in_place: whether those that are in blocks as memory has them stay where they are, and are only
-        examined.
+    in_place: whether they stay where they are, and are only examined.
     """
 
     def __init__(
@@ -58,15 +57,8 @@ class BlockLayout:
         *,
         in_place: bool = False,
     ) -> None:
-        blocks = [
-            None if in_place and stays_in_place(source.kind) else _reserve(source, memory)
-            for source in sources
-        ]
-        self._laid_out = [
-            source.table
-            for source, memory_of_it in zip(sources, blocks, strict=True)
-            if memory_of_it is not None
-        ]
+        blocks = [None if in_place else _reserve(source, memory) for source in sources]
+        self._laid_out = [] if in_place else [source.table for source in sources]
         self._memory = memory
         self._infinite = torch.zeros(len(sources), dtype=torch.int32)
         self._helpers = max(1, thread_count() - 1)  # one core is that of the other thread
@@ -130,11 +122,6 @@ class _Blocks(NamedTuple):
     scales: Tensor
 
 
-def stays_in_place(kind: str) -> bool:
-    """Whether instructions read the blocks of this type where a file has them."""
-    return kind in KINDS and KINDS[kind].mode == AS_STORED
-
-
 def _weight(source: FileRows, dtype: torch.dtype, blocks: _Blocks | None) -> BlockWeight:
     """The weight of some rows, in this memory or in that of the file."""
     if blocks is None:
@@ -175,7 +162,7 @@ def _program(
     orders = [source.order for source in sources]
     fields = {
         "dtype": [KINDS[source.kind].kind for source in sources],
-        "mode": [KINDS[source.kind].mode for source in sources],
+        "stored": [KINDS[source.kind].stored for source in sources],
         "units": [-(-rows // PANEL) for rows, _ in shapes],
         "inputs": [inputs for _, inputs in shapes],
         "outputs": [rows for rows, _ in shapes],

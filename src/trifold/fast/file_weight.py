@@ -19,24 +19,30 @@ from trifold.fast.instruction import (
     BLOCK5_OFFSETS,
     BLOCK8,
     BLOCK_KINDS,
-    OF_GROUPS,
-    ROUNDED_GROUPS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
     BlockKind,
 )
 
+Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
+
 
 class FileBlocks(NamedTuple):
-    """Blocks of a type of tensors: their kind in memory, how they become that (`mode` of
-    BLOCK_LAYOUT), and the bytes and the values of a block of the file.
+    """Blocks of a type of tensors: their kind in memory, `stored` of instructions that read them,
+    and the bytes and the values of a block of the file.
     """
 
     kind: int
-    mode: int
+    stored: int
     bytes: int
     length: int
 
 
-# The types of GGUF files that compiled code lays out.
+# The types of GGUF files that compiled code reads.
 KINDS = {
     "Q8_0": FileBlocks(BLOCK8, AS_STORED, 34, 32),
     "Q5_0": FileBlocks(BLOCK5, AS_STORED, 22, 32),
@@ -44,9 +50,12 @@ KINDS = {
     "Q4_0": FileBlocks(BLOCK4, AS_STORED, 18, 32),
     "Q4_1": FileBlocks(BLOCK4_OFFSETS, AS_STORED, 20, 32),
     "IQ4_NL": FileBlocks(BLOCK4_LEVELS, AS_STORED, 18, 32),
-    "Q4_K": FileBlocks(BLOCK4_OFFSETS, OF_GROUPS, 144, 256),
-    "Q5_K": FileBlocks(BLOCK5_OFFSETS, OF_GROUPS, 176, 256),
-    "Q6_K": FileBlocks(BLOCK8, ROUNDED_GROUPS, 210, 256),
+    "Q4_K": FileBlocks(BLOCK4_OFFSETS, Q4_K, 144, 256),
+    "Q5_K": FileBlocks(BLOCK5_OFFSETS, Q5_K, 176, 256),
+    "Q6_K": FileBlocks(BLOCK8, Q6_K, 210, 256),
+    "Q3_K": FileBlocks(BLOCK8, Q3_K, 110, 256),
+    "Q2_K": FileBlocks(BLOCK8, Q2_K, 84, 256),
+    "MXFP4": FileBlocks(BLOCK8, MXFP4, 17, 32),
 }
 
 
@@ -54,12 +63,13 @@ class FileRows(NamedTuple):
     """Some rows of a tensor of a file.
 
     table: (rows, bytes of a row) uint8, contiguous. order: which rows, (N,) int64; None: all.
-    kind: the name of their type.
+    kind: the name of their type. read: how operators lay out rows of it in the order of memory.
     """
 
     table: Tensor
     order: Tensor | None
     kind: str
+    read: Reader
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -74,17 +84,6 @@ class FileRows(NamedTuple):
         return BLOCK_KINDS[KINDS[self.kind].kind]
 
 
-# How operators lay out the blocks that the file has in the order of memory.
-READERS: dict[str, Callable[[Tensor, tuple[int, int]], BlockWeight]] = {
-    "Q8_0": BlockWeight.from_q8_0,
-    "Q5_0": BlockWeight.from_q5_0,
-    "Q5_1": BlockWeight.from_q5_1,
-    "Q4_0": BlockWeight.from_q4_0,
-    "Q4_1": BlockWeight.from_q4_1,
-    "IQ4_NL": BlockWeight.from_iq4_nl,
-}
-
-
 EXISTING: WeakSet[FileWeight] = WeakSet()  # those that have not been freed
 
 
@@ -95,7 +94,7 @@ class FileWeight(BlockWeight):
     more. Results have the same bits as those of the laid out weight. Each decoding step reads every
     weight again; `block_layout` therefore lays them out before the first one.
 
-    rows: of one of the types READERS. dtype: the type of the results.
+    dtype: the type of the results.
     """
 
     table: Tensor
@@ -107,6 +106,7 @@ class FileWeight(BlockWeight):
         self._shape = torch.Size(rows.shape)
         self.dtype = dtype
         self.stored = rows.kind
+        self.read = rows.read
         self.kind = rows.block_kind
         self.has_levels = self.kind.has_levels
         EXISTING.add(self)
@@ -137,7 +137,7 @@ class FileWeight(BlockWeight):
     @property
     def file_rows(self) -> FileRows:
         """What it was made of."""
-        return FileRows(self.table, self.order, self.stored)
+        return FileRows(self.table, self.order, self.stored, self.read)
 
     def dequantize(self) -> Tensor:
         """The matrix (N, K) in `dtype`."""
@@ -157,6 +157,6 @@ class FileWeight(BlockWeight):
         """Some of the rows in memory of their own."""
         numbers = rows if self.order is None else self.order[rows]
         table = self.table[numbers].contiguous()
-        made = READERS[self.stored](table, (len(table), self.shape[1]))
+        made = self.read(table, (len(table), self.shape[1]))
         made.dtype = self.dtype
         return made

@@ -152,17 +152,21 @@ def release_parts(tensors: Sequence[Tensor]) -> None:
     """Let tensors in the memory of files that `read_ahead` read take no memory until they are read
     again; on another thread. Nothing may have been written to them. Tensors in other memory stay.
     """
-    # The thread holds the tensors, and with them their memory.
-    threading.Thread(target=_release_parts, args=(tensors,), name="pages", daemon=True).start()
-
-
-def _release_parts(tensors: Sequence[Tensor]) -> None:
+    parts = []
     for memory in list(_files_read):
-        start = _address(memory)
-        for tensor in tensors:
-            first = tensor.data_ptr() - start
-            if 0 <= first < len(memory):
-                release_pages(memory, first, first + tensor.nbytes)
+        firsts = [tensor.data_ptr() - _address(memory) for tensor in tensors]
+        parts += [
+            (memory, first, first + tensor.nbytes)
+            for first, tensor in zip(firsts, tensors, strict=True)
+            if 0 <= first < len(memory)
+        ]
+    if parts:
+        threading.Thread(target=_release_parts, args=(parts,), name="pages", daemon=True).start()
+
+
+def _release_parts(parts: Sequence[tuple[mmap.mmap, int, int]]) -> None:
+    for part in parts:
+        release_pages(*part)
 
 
 def _address(memory: mmap.mmap) -> int:

@@ -71,9 +71,8 @@ BLOCK_KINDS = (
 BLOCK8, BLOCK6, BLOCK5, BLOCK5_OFFSETS, BLOCK4, BLOCK4_OFFSETS, BLOCK4_LEVELS = range(
     len(BLOCK_KINDS)
 )
-# `mode` of BLOCK_LAYOUT: blocks of 32 values, as memory has them; of 256 values, whose codes are
-# kept (Q4_K, Q5_K) or rounded to 8 bits (Q6_K).
-AS_STORED, OF_GROUPS, ROUNDED_GROUPS = 0, 1, 2
+# `stored`, the type of the rows of a file: blocks as memory has them, or others (`row_types`).
+AS_STORED, Q4_K, Q5_K, Q6_K, Q3_K, Q2_K, MXFP4 = range(7)
 BLOCK_BITS = tuple(kind.bits for kind in BLOCK_KINDS)
 ZERO_CODES = tuple(kind.zero for kind in BLOCK_KINDS)
 
@@ -85,7 +84,7 @@ INTEGER_FIELDS = (
     *("units", "units_per_task"),
     *("rows", "inputs", "outputs"),  # of a matmul; the width of a norm is `inputs`
     # A weight in blocks with a `row_stride`, in bytes, has the rows of a file: `step_rows`.
-    *("x", "weight", "scales", "bias", "out", "dtype", "mode"),
+    *("x", "weight", "scales", "bias", "out", "dtype", "mode", "stored"),
     *("norm", "activation"),
     # 1 if an embedding, the input of the head or a dequantized weight is rounded to bf16.
     "rounds",

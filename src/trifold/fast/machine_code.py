@@ -30,8 +30,9 @@ if find_spec("numba") is None:
 SOURCES = (
     *("block_decode", "block_tile", "block_weight", "dot_products", "instruction"),
     *("instruction_sets", "interpreter", "intrinsics", "lanes", "loops", "machine_code"),
-    *("panel_tile", "query_tile", "step_attention", "step_blocks", "step_embedding", "step_groups"),
-    *("step_layout", "step_linear", "step_panels", "step_prompt", "step_rows", "vector_code"),
+    *("panel_tile", "query_tile", "row_code", "row_types", "step_attention", "step_blocks"),
+    *("step_embedding", "step_layout", "step_linear", "step_panels", "step_prompt", "step_rows"),
+    "vector_code",
 )
 DIGEST = sha256().digest_size
 SYMBOL = "trifold_run_thread"

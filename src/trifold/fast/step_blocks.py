@@ -31,10 +31,12 @@ from trifold.fast.intrinsics import (
     release,
 )
 from trifold.fast.loops import F, half_to_float, inverse_scale, scale_of, subroutine
+from trifold.fast.row_code import HALF_BYTES
 from trifold.fast.step_linear import finish
 from trifold.fast.step_rows import (
-    HALF_BYTES,
     numbers_of,
+    own_scales,
+    own_values,
     panel_memory,
     panel_scales,
     panel_values,
@@ -175,8 +177,8 @@ def block_matmul(op: Any, task: int, memory: int) -> None:
         rows = min(TILE_ROWS, op.rows - start)
         for number in range(panels):
             if read == 0:
-                values = panel_values(op, first // PANEL + number, op.outputs, 0)
-                scales = panel_scales(op, first // PANEL + number, 0)
+                values = own_values(op, first // PANEL + number)
+                scales = own_scales(op, first // PANEL + number)
             else:
                 values = read + number * (value_bytes(op) + scale_bytes(op))
                 scales = values + value_bytes(op)

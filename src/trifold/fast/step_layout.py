@@ -3,22 +3,30 @@
 from typing import Any
 
 from trifold.fast import instruction as ins
-from trifold.fast.block_tile import blocks_of
-from trifold.fast.block_weight import PANEL, WORD
-from trifold.fast.intrinsics import bfloat16_at, int32_at, int64_at
+from trifold.fast.block_weight import BLOCK, PANEL
+from trifold.fast.intrinsics import allocate, bfloat16_at, int32_at, int64_at, release
 from trifold.fast.loops import subroutine
-from trifold.fast.step_groups import INFINITE, lay_out_groups, round_groups
+from trifold.fast.row_code import HALF_BYTES, INFINITE
+from trifold.fast.row_types import GROUP
 from trifold.fast.step_rows import (
-    HALF_BYTES,
-    clear_lane,
+    find_rows,
+    numbers_of,
     panel_memory,
-    panel_scales,
-    panel_values,
     read_rows,
     release_panel,
     scale_bytes,
     value_bytes,
 )
+
+# Of fp16 numbers, without their signs. Products of less than 1,024 with what else scales the codes
+# of a group are finite.
+MAGNITUDE = 0x7FFF
+LARGE = 0x6400
+
+
+# By the type of the rows (`stored`): how many fp16 numbers a block of the file has, and where.
+# Blocks as memory has them have two if they have offsets.
+_NUMBERS = ((1, 0), (2, 0), (2, 0), (1, 208), (1, 108), (2, 80), (0, 0))
 
 
 @subroutine
@@ -26,46 +34,44 @@ def lay_out_panel(op: Any, panel: int) -> None:
     """Rows of the file, which are those of `read_rows`, -> a panel of a weight whose values, and
     after them its scales, are at `out`; 0 if only their scales are examined.
 
-    mode: how the file has them. bias: becomes 1 if a scale is not finite.
+    bias: becomes 1 if a scale is not finite.
     """
-    if op.out == 0:
-        memory = panel_memory(op)
-        panel_values(op, panel, op.outputs, memory)
-        scales = panel_scales(op, panel, memory)
-        _examine(op, scales)
-        release_panel(memory)
+    if op.out == 0 and not _has_large_scales(op, panel):
         return
+    memory = 0
     values = op.out + panel * value_bytes(op)
     scales = op.out + op.units * value_bytes(op) + panel * scale_bytes(op)
-    if op.mode == ins.AS_STORED:
-        read_rows(op, panel, op.outputs, values, scales)
-        _examine(op, scales)
-    else:
-        _lay_out_groups(op, panel, values, scales)
+    if op.out == 0:
+        memory = values = panel_memory(op)
+        scales = values + value_bytes(op)
+    read_rows(op, panel, op.outputs, values, scales)
+    _examine(op, scales)
+    release_panel(memory)
 
 
 @subroutine
-def _lay_out_groups(op: Any, panel: int, values: int, scales: int) -> None:
-    """The same of rows in blocks of 256 values."""
-    blocks = blocks_of(op.inputs)
-    words = ins.BLOCK_BITS[op.dtype]
-    codes = int32_at(values, value_bytes(op) // WORD)
-    numbers = bfloat16_at(scales, scale_bytes(op) // HALF_BYTES)
-    is_finite = True
+def _has_large_scales(op: Any, panel: int) -> bool:
+    """Whether a scale of the rows in the file, or of a group, is not finite or may become so."""
+    count, at = _NUMBERS[op.stored]
+    length, limit = GROUP, LARGE
+    if count == 0:
+        return True
+    if op.stored == ins.AS_STORED:
+        count, length, limit = numbers_of(op), BLOCK, INFINITE
+    blocks = op.inputs // length
+    size = op.row_stride // blocks
+    memory = allocate(8 * PANEL)
+    find_rows(op, panel, op.outputs, memory)
+    places = int64_at(memory, PANEL)
+    found = 0
     for lane in range(PANEL):
-        row = PANEL * panel + lane
-        if row >= op.outputs:
-            clear_lane(op, values, scales, lane)
-            continue
-        if op.scales != 0:
-            row = int64_at(op.scales, op.outputs)[row]
-        start = op.weight + row * op.row_stride
-        if op.mode == ins.OF_GROUPS:
-            is_finite &= lay_out_groups(codes, numbers, lane, start, blocks, words)
-        else:
-            is_finite &= round_groups(codes, numbers, lane, start, blocks)
-    if not is_finite:
-        int32_at(op.bias, 1)[0] = 1
+        for block in range(blocks):
+            numbers = bfloat16_at(places[lane] + block * size + at, count)
+            for number in range(count):
+                if numbers[number] & MAGNITUDE >= limit:
+                    found += 1
+    release(memory)
+    return found != 0
 
 
 @subroutine

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trifold.fast import compiled_interpreter, enabled
 from trifold.fast.block_weight import PANEL, BlockWeight
-from trifold.fast.file_weight import FileWeight
+from trifold.fast.file_weight import KINDS, FileWeight
 from trifold.fast.half_weight import HalfWeight
 from trifold.fast.instruction import (
     BFLOAT16,
@@ -180,7 +180,8 @@ def _block_fields(weight: BlockWeight) -> dict[str, Field]:
         table, order = (weight._buffers[name] for name in ("table", "order"))
         assert table is not None
         sizes = _block_sizes(*weight.shape, weight.kind.bits, block_kind(weight))
-        return {**sizes, "weight": table, "row_stride": table.shape[1], "scales": order}
+        rows: dict[str, Field] = {"weight": table, "row_stride": table.shape[1], "scales": order}
+        return {**sizes, **rows, "stored": KINDS[weight.stored].stored}
     values, scales = (weight._buffers[name] for name in ("values", "scales"))
     assert values is not None and scales is not None
     bits = values.shape[2]

@@ -17,6 +17,9 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from trifold.hub.gguf.blocks import TYPES
+from trifold.hub.gguf.quantize import quantize
+
 Types = gguf.GGMLQuantizationType
 
 
@@ -102,9 +105,12 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, kind: Ty
     if stays or values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
         return
-    writer.add_tensor(
-        name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind
-    )
+    values = np.ascontiguousarray(values)
+    try:
+        blocks = gguf.quants.quantize(values, kind)
+    except NotImplementedError:  # the package only reads this type
+        blocks = quantize(torch.from_numpy(values), TYPES[kind]).reshape(*values.shape[:-1], -1)
+    writer.add_tensor(name, blocks, raw_dtype=kind)
 
 
 # --- how states differ ----------------------------------------------------------------------------

@@ -4,11 +4,14 @@ The rules of a family move the rows of a matrix: they reorder those of queries a
 matrix. Where each row goes is found by applying the rules to the numbers of the rows. What rules
 change in another way is decoded instead. How the types of a file are stored:
 
-    Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL  as they are; in the memory of the file, until steps
+    Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL  as they are
     Q5_K, Q4_K          in 5 or 4 bits with offsets; products of two scales are rounded to float16
     others in blocks    rounded to 8 bits, as Q8_0
     numbers             as they are, if the model computes with their type; BF16 and F16 in float32,
                         too
+
+Numbers, and blocks of the types that compiled code reads, are in the memory of the file; blocks
+until the first decoding step.
 """
 
 from bisect import bisect_right
@@ -22,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trifold.fast.block_layout import BlockLayout, block_bytes, can_lay_out, stays_in_place
+from trifold.fast.block_layout import BlockLayout, can_lay_out
 from trifold.fast.block_weight import PANEL, BlockWeight, pack_codes
-from trifold.fast.file_weight import KINDS, READERS as FILE_READERS, FileRows
+from trifold.fast.file_weight import KINDS, FileRows, Reader
 from trifold.fast.half_weight import STORED, HalfWeight
 from trifold.fast.huge_pages import ALIGNMENT, HugeMemory
 from trifold.fast.instruction import BLOCK_KINDS, BlockKind
@@ -44,7 +47,6 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}  # NumPy has no bf1
 
 Move = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 NONE: Mapping[str, Any] = MappingProxyType({})
-Reader = Callable[[Tensor, tuple[int, int]], BlockWeight]
 
 
 # --- where the rows go ----------------------------------------------------------------------------
@@ -229,7 +231,7 @@ def lay_out(
     bits, which share memory with the file if their order is that of the file. Other threads lay out
     blocks: the second result must be called before they are read, and may be called again.
 
-    in_place: blocks that memory has as the file stay in the memory of the file, for compiled code.
+    in_place: blocks stay in the memory of the file, if compiled code reads them.
 
     Both functions raise ValueError, which begins with the name, for values that have no scale.
     """
@@ -265,18 +267,14 @@ def lay_out(
 
 
 def needed_bytes(entries: Mapping[str, TensorEntry], changed: Collection[str]) -> int:
-    """The memory of a model that keeps the types of its file, beside that of the file: of matrices
-    that compiled code lays out at once, and of tensors that rules change.
+    """The memory of a model that keeps the types of its file, beside that of the file: of tensors
+    that rules change, which compiled code does not read there.
     """
-    sizes = list[int]()
-    for name, entry in entries.items():
-        if stays_in_place(entry.kind.name):
-            continue
-        if entry.kind.name in KINDS:
-            rows = prod(entry.shape[:-1])
-            sizes.append(block_bytes(rows, entry.shape[-1], block_kind(entry.kind)))
-        elif name in changed:
-            sizes.append(entry.end - entry.start)
+    sizes = [
+        entry.end - entry.start
+        for name, entry in entries.items()
+        if name in changed and entry.kind.name not in KINDS
+    ]
     return sum(sizes) + 2 * ALIGNMENT * len(sizes)
 
 
@@ -303,9 +301,10 @@ def _kind(rows: MovedRows) -> str:
 def _file_rows(rows: MovedRows) -> FileRows:
     table = rows.table
     order = rows.order
+    read = reader_of(rows.matrix.entry.kind)
     if isinstance(order, slice):
-        return FileRows(table[order], None, _kind(rows))
-    return FileRows(table, order, _kind(rows))
+        return FileRows(table[order], None, _kind(rows), read)
+    return FileRows(table, order, _kind(rows), read)
 
 
 def _check_finite(name: str, is_finite: bool) -> None:
@@ -323,7 +322,7 @@ def _lay_out(rows: MovedRows, dtype: torch.dtype) -> BlockWeight:
         table = table[order]
         order = torch.arange(len(table))
     step = max(1, CHUNK // inputs // PANEL) * PANEL
-    read = _reader(kind)
+    read = reader_of(kind)
     # Before the copies, which leave no holes below it when they are freed.
     whole = _allocate(read(table[order[:1]], (1, inputs)), len(order), inputs, dtype)
     for start in range(0, len(order), step):
@@ -368,8 +367,13 @@ def _of_groups(table: Tensor, codes: Tensor, rows: int) -> BlockWeight:
     return BlockWeight.from_codes(codes.reshape(rows, -1, codes.shape[-1]), *numbers)
 
 
-READERS: dict[str, Reader] = {
-    **FILE_READERS,
+_READERS: dict[str, Reader] = {
+    "Q8_0": BlockWeight.from_q8_0,
+    "Q5_0": BlockWeight.from_q5_0,
+    "Q5_1": BlockWeight.from_q5_1,
+    "Q4_0": BlockWeight.from_q4_0,
+    "Q4_1": BlockWeight.from_q4_1,
+    "IQ4_NL": BlockWeight.from_iq4_nl,
     "Q5_K": _q5_k,
     "Q4_K": _q4_k,
 }
@@ -382,6 +386,6 @@ def block_kind(kind: BlockType) -> BlockKind:
     return BLOCK_KINDS[KINDS[kind.name].kind]
 
 
-def _reader(kind: BlockType) -> Reader:
-    """How rows of a type are stored."""
-    return READERS.get(kind.name, partial(_rounded, kind))
+def reader_of(kind: BlockType) -> Reader:
+    """How operators lay out rows of a type."""
+    return _READERS.get(kind.name, partial(_rounded, kind))
