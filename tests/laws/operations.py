@@ -133,7 +133,7 @@ KEPT: dict[str, str] = {
     "smoothing.COLUMNS": "size of a sample",
     "smoothing.ROWS": "size of a sample",
     "smoothing.SMALLEST": "not a threshold",
-    "step_layout.LARGE": "laws of layouts have larger scales",
+    "step_layout.LARGE": "a bound, tested in tests/hub/gguf/test_matrices.py",
     "step_layout.MAGNITUDE": "not a threshold",
     "row_code.HALF_BYTES": "the format of a file",
     "row_code.INFINITE": "the format of a file",

@@ -165,6 +165,29 @@ def test_compiled_code_finds_numbers_that_are_not_finite(name: str, at: int) -> 
         laid_out(rows, torch.float32)
 
 
+# Where the scale of 256 codes is.
+SCALES = {"Q4_K": 0, "Q5_K": 0, "Q6_K": 208, "Q3_K": 108, "Q2_K": 80}
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", SCALES)
+def test_products_of_large_scales_are_examined(name: str, in_place: bool) -> None:
+    def finish(scale: float) -> None:
+        raw = random_bytes(KINDS[name], ROWS)
+        place = SCALES[name]
+        raw[-1, place : place + 2] = torch.tensor([scale]).half().view(torch.uint8)
+        entry = TensorEntry(KINDS[name], (ROWS, WIDTH), 0, raw.numel())
+        tensors = stored_matrices({"a": entry}, lambda _name: raw.flatten())
+        rows = {"a": MovedRows(tensors["a"], slice(0, ROWS))}
+        lay_out(rows, torch.float32, in_place=in_place)[1]()
+
+    finish(1030.0)  # at most 64,890 as a product with 6 bits
+    if name not in ("Q2_K", "Q3_K"):  # whose rounded scales are smaller
+        with pytest.raises(ValueError, match="a: has scales that are not finite"):
+            finish(65000.0)
+
+
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "pairs of rows": lambda x: x.unflatten(0, (4, -1, 2)).transpose(1, 2).flatten(0, 2),
     "some rows": lambda x: x[8:24],
