@@ -133,6 +133,27 @@ def test_compiled_code_lays_out_the_same(name: str, rows: int) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
+def test_what_is_nearly_half_is_not_rounded_up() -> None:
+    # The scale of a block is 127 · 32 · d / 127, and of this the values 16 · d are a half. By
+    # rounding, they are a little less for one d in seven.
+    blocks = torch.zeros(512, WIDTH // 256, 210, dtype=torch.uint8)
+    blocks[..., 128:144] = 3  # upper bits: 16 codes of 16; those that follow are -32
+    blocks[..., 192:194] = torch.tensor([1, 127], dtype=torch.uint8)
+    numbers = torch.arange(0x0800, 0x0800 + 1024, dtype=torch.int16)
+    blocks[..., 208:210] = numbers.view(512, 2, 1).view(torch.uint8)
+    entry = TensorEntry(KINDS["Q6_K"], (512, WIDTH), 0, blocks.numel())
+    tensors = stored_matrices({"a": entry}, lambda _name: blocks.flatten())
+    moved = {"a": MovedRows(tensors["a"], slice(0, 512))}
+    found = laid_out(moved, torch.float32)["a"]
+    with fast.disabled():
+        expected = laid_out(moved, torch.float32)["a"]
+    # Panels of 16 rows, blocks of 32 values, words of 4 codes: those of the first 16 values.
+    codes = expected.values[:, 0, :4]
+    assert {128, 129} == set(codes.unique().tolist())
+    assert torch.equal(found.values, expected.values)
+
+
+@pytest.mark.usefixtures("compiled")
 def test_memory_is_provided_until_blocks_are_laid_out() -> None:
     tensors, values = stored(KINDS["Q8_0"])
     memory = HugeMemory()
