@@ -35,9 +35,24 @@ _BYTES = ir.VectorType(ir.IntType(8), WORD * PANEL)
 
 
 class GroupCode(RowCode):
-    """LLVM code that reads blocks of 256 values."""
+    """LLVM code that reads blocks of 256 values.
+
+    number_count, numbers_at: how many fp16 numbers a block of the file has, and where.
+    """
 
     length = GROUP
+    number_count = 2
+    numbers_at = 0
+
+    def numbers(self, rows: Sequence[Any]) -> list[Any]:
+        """The fp16 numbers of a block of the file, as the bits of words."""
+        builder = self.builder
+        if self.number_count == 0:
+            return []
+        if self.number_count == 1:
+            return [builder.lshr(self.column(rows, self.numbers_at - HALF_BYTES), words(16))]
+        both = self.column(rows, self.numbers_at)
+        return [builder.and_(both, words(0xFFFF)), builder.lshr(both, words(16))]
 
     def widened(self, bits: Any) -> Any:
         """fp16 numbers, the bits of words, in fp32; see `loops.half_to_float`."""
@@ -97,9 +112,8 @@ class OffsetCode(GroupCode):
     def lay_out(self, rows: Sequence[Any], values: Any, scales: Any) -> None:
         """See `RowCode`."""
         builder = self.builder
-        numbers = self.column(rows, 0)
-        factor = self.widened(builder.and_(numbers, words(0xFFFF)))
-        minimum = builder.fneg(self.widened(builder.lshr(numbers, words(16))))
+        factor, minimum = map(self.widened, self.numbers(rows))
+        minimum = builder.fneg(minimum)
         factors_of_blocks, minima_of_blocks = self.six_bits(
             [self.column(rows, at) for at in (4, 8, 12)]
         )
@@ -189,12 +203,10 @@ class RoundingCode(GroupCode):
     """
 
     @abstractmethod
-    def numbers(self, rows: Sequence[Any]) -> list[Any]:
-        """Numbers of a block of the file, in the bits of words: fp16, if the file has such."""
-
-    @abstractmethod
     def values(self, rows: Sequence[Any], block: Any, numbers: Sequence[Any]) -> list[Any]:
-        """The values of a block of 32 of those of the file, fp32; numbers: those in fp32."""
+        """The 32 values of a block in fp32; block: its number in the block of the file. numbers:
+        those of the file, in fp32.
+        """
 
     def lay_out(self, rows: Sequence[Any], values: Any, scales: Any) -> None:
         """See `RowCode`."""
@@ -301,8 +313,8 @@ class RoundingCode(GroupCode):
             for one, other in zip(low, high, strict=True)
         ]
 
-    def less(self, codes: Sequence[Any], zero: int) -> list[Any]:
-        """Bytes less this number, int8."""
+    def minus(self, codes: Sequence[Any], zero: int) -> list[Any]:
+        """Bytes minus this number, int8."""
         builder = self.builder
         zeros = ir.Constant(_BYTES, [zero] * (WORD * PANEL))
         found = [builder.sub(builder.bitcast(each, _BYTES), zeros) for each in codes]
@@ -313,6 +325,10 @@ class RoundingCode(GroupCode):
         builder = self.builder
         moved = builder.shl(codes, words(24 - 8 * number))
         return builder.sitofp(builder.ashr(moved, words(24)), FLOATS)
+
+    def factors(self, number: Any, multipliers: Any) -> list[Any]:
+        """A number times the first two bytes of words, int8."""
+        return [self.builder.fmul(number, self.signed(multipliers, part)) for part in (0, 1)]
 
     def products(self, codes: Sequence[Any], factors: Sequence[Any]) -> list[Any]:
         """32 codes, int8 in the bytes of words, times the factor of each 16 of them."""
@@ -330,10 +346,8 @@ class CodeOfQ6K(RoundingCode):
     """
 
     bytes = 210
-
-    def numbers(self, rows: Sequence[Any]) -> list[Any]:
-        """See `RoundingCode`: a scale of all codes."""
-        return [self.builder.lshr(self.column(rows, 206), words(16))]
+    number_count = 1
+    numbers_at = 208
 
     def values(self, rows: Sequence[Any], block: Any, numbers: Sequence[Any]) -> list[Any]:
         """See `RoundingCode`."""
@@ -346,8 +360,8 @@ class CodeOfQ6K(RoundingCode):
         )
         high = self.bits(self.eight_words(self.at(rows, half), CODE_BYTES), quarter, 2)
         own = self.column(self.at(rows, builder.mul(block, long(2))), 192)
-        factors = [builder.fmul(numbers[0], self.signed(own, part)) for part in (0, 1)]
-        return self.products(self.less(self.joined_bits(low, high, 4), 32), factors)
+        factors = self.factors(numbers[0], own)
+        return self.products(self.minus(self.joined_bits(low, high, 4), 32), factors)
 
 
 class CodeOfQ3K(RoundingCode):
@@ -358,32 +372,29 @@ class CodeOfQ3K(RoundingCode):
     """
 
     bytes = 110
-
-    def numbers(self, rows: Sequence[Any]) -> list[Any]:
-        """See `RoundingCode`: a scale of all codes."""
-        return [self.builder.lshr(self.column(rows, 106), words(16))]
+    number_count = 1
+    numbers_at = 108
 
     def values(self, rows: Sequence[Any], block: Any, numbers: Sequence[Any]) -> list[Any]:
         """See `RoundingCode`."""
-        builder = self.builder
         half, quarter = self.split(block, size=BLOCK, count=4)
         low = self.bits(self.eight_words(self.at(rows, half), 32), quarter, 2)
         high = self.bits(self.eight_words(rows, 0), block, 1)
         own = self.scales(rows, block)
-        factors = [builder.fmul(numbers[0], self.signed(own, part)) for part in (0, 1)]
-        return self.products(self.less(self.joined_bits(low, high, 2), 4), factors)
+        factors = self.factors(numbers[0], own)
+        return self.products(self.minus(self.joined_bits(low, high, 2), 4), factors)
 
     def scales(self, rows: Sequence[Any], block: Any) -> Any:
         """Words whose first two bytes are the scales of a block, int8."""
         builder = self.builder
         # Those of blocks 0, 1 and 4, 5 are in the first word, of 2, 3 and 6, 7 in the second.
-        is_odd, _ = self.split(block, size=WORD, count=2)
-        place = builder.and_(is_odd, long(WORD))
+        place, _ = self.split(block, size=WORD, count=2)
+        place = builder.and_(place, long(WORD))
         half, _ = self.split(block, size=1, count=4)
         low = self.bits([self.column(self.at(rows, place), 96)], half, 4)
         pair, _ = self.split(block, size=1, count=2)
         high = self.bits([self.column(rows, 104)], pair, 2)
-        [found] = self.less(self.joined_bits(low, high, 4), 32)
+        [found] = self.minus(self.joined_bits(low, high, 4), 32)
         last = builder.mul(builder.and_(block, long(1)), long(16))
         return builder.lshr(found, self.splat(builder.trunc(last, WORD_TYPE)))
 
@@ -394,11 +405,7 @@ class CodeOfQ2K(RoundingCode):
     """
 
     bytes = 84
-
-    def numbers(self, rows: Sequence[Any]) -> list[Any]:
-        """See `RoundingCode`: a scale and an offset of all codes."""
-        both = self.column(rows, 80)
-        return [self.builder.and_(both, words(0xFFFF)), self.builder.lshr(both, words(16))]
+    numbers_at = 80
 
     def values(self, rows: Sequence[Any], block: Any, numbers: Sequence[Any]) -> list[Any]:
         """See `RoundingCode`."""
@@ -406,13 +413,8 @@ class CodeOfQ2K(RoundingCode):
         half, quarter = self.split(block, size=BLOCK, count=4)
         codes = self.bits(self.eight_words(self.at(rows, half), 16), quarter, 2)
         own = self.column(self.at(rows, builder.mul(block, long(2))), 0)
-        factors, offsets = (
-            [
-                builder.fmul(number, self.signed(builder.and_(each, words(LOWER)), part))
-                for part in (0, 1)
-            ]
-            for number, each in zip(numbers, (own, builder.lshr(own, words(4))), strict=True)
-        )
+        factors = self.factors(numbers[0], builder.and_(own, words(LOWER)))
+        offsets = self.factors(numbers[1], builder.and_(builder.lshr(own, words(4)), words(LOWER)))
         return [
             builder.fsub(product, offsets[number // SCALED])
             for number, product in enumerate(self.products(codes, factors))
@@ -420,16 +422,13 @@ class CodeOfQ2K(RoundingCode):
 
 
 class CodeOfMXFP4(RoundingCode):
-    """Of MXFP4: 32 numbers of 4 bits, 2^(e - 128) times 0, 1, 2, 3, 4, 6, 8 or 12, or less 0. The
-    first 16 are in the lower halves of bytes.
+    """Of MXFP4: 32 numbers of 4 bits, which are 2^(e - 128) times 0, 1, 2, 3, 4, 6, 8 or 12 with a
+    sign. The first 16 are in the lower halves of bytes; e is a byte.
     """
 
     bytes = 17
     length = BLOCK
-
-    def numbers(self, rows: Sequence[Any]) -> list[Any]:
-        """There is none; the exponent is a byte."""
-        return []
+    number_count = 0
 
     def values(self, rows: Sequence[Any], block: Any, numbers: Sequence[Any]) -> list[Any]:
         """See `RoundingCode`."""
@@ -466,12 +465,15 @@ def _floats(number: float) -> Any:
     return ir.Constant(FLOATS, [number] * PANEL)
 
 
-_q4_k = new_row_reader(OffsetCode, BLOCK_KINDS[BLOCK4_OFFSETS])
-_q5_k = new_row_reader(OffsetCode, BLOCK_KINDS[BLOCK5_OFFSETS])
-_q6_k, _q3_k, _q2_k, _mxfp4 = (
-    new_row_reader(code, BLOCK_KINDS[BLOCK8])
-    for code in (CodeOfQ6K, CodeOfQ3K, CodeOfQ2K, CodeOfMXFP4)
+# By `stored` of instructions, from Q4_K on.
+_CODES: tuple[Any, ...] = (OffsetCode, OffsetCode, CodeOfQ6K, CodeOfQ3K, CodeOfQ2K, CodeOfMXFP4)
+_PANEL_KINDS = (BLOCK4_OFFSETS, BLOCK5_OFFSETS, BLOCK8, BLOCK8, BLOCK8, BLOCK8)
+_q4_k, _q5_k, _q6_k, _q3_k, _q2_k, _mxfp4 = (
+    new_row_reader(code, BLOCK_KINDS[kind]) for code, kind in zip(_CODES, _PANEL_KINDS, strict=True)
 )
+# How many fp16 numbers a block of the file has, and where: by `stored`. Blocks as memory has them
+# have two if they have offsets.
+NUMBERS = ((1, 0), *((code.number_count, code.numbers_at) for code in _CODES))
 
 
 @exact_subroutine

@@ -7,7 +7,7 @@ from trifold.fast.block_weight import BLOCK, PANEL
 from trifold.fast.intrinsics import allocate, bfloat16_at, int32_at, int64_at, release
 from trifold.fast.loops import subroutine
 from trifold.fast.row_code import HALF_BYTES, INFINITE
-from trifold.fast.row_types import GROUP
+from trifold.fast.row_types import GROUP, NUMBERS
 from trifold.fast.step_rows import (
     find_rows,
     numbers_of,
@@ -18,15 +18,9 @@ from trifold.fast.step_rows import (
     value_bytes,
 )
 
-# Of fp16 numbers, without their signs. Products of less than 1,024 with what else scales the codes
-# of a group are finite.
-MAGNITUDE = 0x7FFF
+MAGNITUDE = 0x7FFF  # the bits of an fp16 number without its sign
+# 1,024 in fp16. Products of smaller numbers with the other scales of a block are finite.
 LARGE = 0x6400
-
-
-# By the type of the rows (`stored`): how many fp16 numbers a block of the file has, and where.
-# Blocks as memory has them have two if they have offsets.
-_NUMBERS = ((1, 0), (2, 0), (2, 0), (1, 208), (1, 108), (2, 80), (0, 0))
 
 
 @subroutine
@@ -51,8 +45,10 @@ def lay_out_panel(op: Any, panel: int) -> None:
 
 @subroutine
 def _has_large_scales(op: Any, panel: int) -> bool:
-    """Whether a scale of the rows in the file, or of a group, is not finite or may become so."""
-    count, at = _NUMBERS[op.stored]
+    """Whether a scale of the rows in the file is not finite, or products with it may not be. This
+    reads the scales only.
+    """
+    count, at = NUMBERS[op.stored]
     length, limit = GROUP, LARGE
     if count == 0:
         return True
