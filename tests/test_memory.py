@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
 from trifold import memory
 from trifold.errors import NotEnoughMemoryError, UsageError
-from trifold.memory import available_memory, find_device, no_collections, require_memory
+from trifold.memory import available_memory, find_device, require_memory
 
 GIB = 2**30
 CPU = torch.device("cpu")
@@ -102,20 +100,3 @@ def test_unavailable_device_error_lists_the_available_ones(monkeypatch):
         find_device("cuda:3")
     with pytest.raises(UsageError, match=r"unknown device 'gpu'; use auto, cpu, cuda"):
         find_device("gpu")
-
-
-def test_the_garbage_collector_is_as_before_after_it_was_paused():
-    states = []
-
-    @no_collections()
-    def fail():
-        states.append(gc.isenabled())
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert states == [False] and gc.isenabled()
-    with no_collections():
-        with no_collections():
-            pass
-        assert not gc.isenabled()

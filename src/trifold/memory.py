@@ -3,10 +3,9 @@ shell, or of a GPU.
 """
 
 import ctypes
-import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -55,22 +54,6 @@ def return_freed_memory() -> None:
     """Return to the system what was freed and the C library keeps for later (glibc)."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Within this context, or this function, Python does not look for garbage in cycles.
-
-    Making many objects that stay lets it look through all objects of the process, which takes a
-    tenth of a second with those of PyTorch.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def require_memory(need: int, device: torch.device, what: str, remedy: str) -> None:

@@ -20,6 +20,7 @@ from trifold.dtypes import Weights, dtype_name
 from trifold.errors import CheckpointError, DataError, UsageError
 from trifold.fast.quantized_weight import QuantizedWeight
 from trifold.folders import FileAsFolder
+from trifold.garbage import no_collections
 from trifold.generate.query_stream import has_query_stream, writing_config
 from trifold.generate.search import generate_tokens, has_texts, stream_text
 from trifold.generate.stopping import Hypothesis, OutputLimit, output_limit
@@ -37,7 +38,7 @@ from trifold.hub.folder import folder_with
 from trifold.hub.images import read_image_settings, write_image_settings
 from trifold.hub.output_folder import new_folder
 from trifold.hub.sentence_transformers import SentenceModules, read_modules, write_modules
-from trifold.memory import find_device, no_collections, return_freed_memory
+from trifold.memory import find_device, return_freed_memory
 from trifold.nn import Inputs, ModelConfig, Transformer
 from trifold.predict.generate_texts import generate_rows
 from trifold.predict.model_reader import ModelReader, require_tokenizer
