@@ -12,6 +12,7 @@ program has written or what data names, and `open_named` what the user names dir
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from io import BufferedReader, BytesIO, RawIOBase
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from trifold.errors import CheckpointError, DataError, TrifoldError
 
@@ -147,11 +148,12 @@ class UntrustedPath:
 class FileAsFolder(UntrustedPath):
     """A file that is read like a folder, or something in it.
 
-    contents: the name of each file in it, with / between folders -> what makes its content.
+    contents: the name of each file in it, with / between folders -> what makes its content, bytes
+    or the object of a JSON file.
     inside: the name of this one there, "" for the file itself.
     """
 
-    contents: Mapping[str, Callable[[], bytes]] = field(compare=False, repr=False)
+    contents: Mapping[str, Callable[[], bytes | dict[str, Any]]] = field(compare=False, repr=False)
     inside: str = ""
 
     def __truediv__(self, name: str) -> FileAsFolder:
@@ -199,11 +201,18 @@ class FileAsFolder(UntrustedPath):
         names = [name for name in self.contents if fnmatch(name, inner + pattern)]
         return [replace(self, inside=name) for name in sorted(names)]
 
-    def content(self) -> bytes:
-        """The bytes of this file. Raises FileNotFoundError if there is none."""
+    def made(self) -> bytes | dict[str, Any]:
+        """The content of this file as it is made. Raises FileNotFoundError if there is none."""
         if self.inside not in self.contents:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
         return self.contents[self.inside]()
+
+    def content(self) -> bytes:
+        """The bytes of this file. Raises FileNotFoundError if there is none."""
+        made = self.made()
+        if isinstance(made, bytes):
+            return made
+        return json.dumps(made, ensure_ascii=False).encode("utf-8")
 
 
 AnyPath: TypeAlias = str | Path | UntrustedPath

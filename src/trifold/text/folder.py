@@ -11,8 +11,10 @@ from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
 from trifold.folders import AnyPath, UntrustedPath, named
+from trifold.garbage import no_collections
 from trifold.text.chat import read_templates
 from trifold.text.classes import CLASS_OF_MODEL, CLASSES, UNKNOWN_SENTENCEPIECE, TokenizerClass
+from trifold.text.library import read_library
 from trifold.text.panics import hidden_panics, is_panic
 from trifold.text.patterns import PatternGuard
 from trifold.text.segmenters import read_bertweet, read_m2m, read_marian
@@ -31,7 +33,7 @@ from trifold.text.tokenizer import (
     TOKENIZER_FILE,
     Tokenizer,
 )
-from trifold.text.validation import check_post_processor, read_library
+from trifold.text.validation import check_post_processor
 from trifold.text.vocabulary import from_document, read_vocabulary
 
 # A folder with one of these files has a tokenizer.
@@ -42,6 +44,7 @@ _OVERRIDDEN = ("mistral", "mixtral", "gpt_bigcode", "umt5", "phi3", "bigbird_peg
 _WITH_TOKEN_TYPES = ("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer")
 
 
+@no_collections()
 def read_tokenizer(folder: AnyPath, *, target: bool = False, **options: Any) -> Tokenizer:
     """The tokenizer of a model folder of any family; with `target`, that of a Marian model's target
     side.

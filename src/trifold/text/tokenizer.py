@@ -23,6 +23,7 @@ from tokenizers import (
 from trifold import disk
 from trifold.errors import CheckpointError, DataError, TrifoldError, UsageError
 from trifold.folders import AnyPath, UntrustedPath, named
+from trifold.garbage import no_collections
 from trifold.text.bpe_dropout import BPEDropout
 from trifold.text.chat import render, template_values
 from trifold.text.chat_ids import TemplateTokens, has_placeholders, hide_names
@@ -38,6 +39,7 @@ from trifold.text.encoded import (
     verify,
 )
 from trifold.text.languages import find_languages
+from trifold.text.library import read_library
 from trifold.text.matches import mark_matches, mark_windows
 from trifold.text.panics import is_panic
 from trifold.text.patterns import PatternGuard
@@ -49,7 +51,7 @@ from trifold.text.special_tokens import (
 )
 from trifold.text.streaming import TextStream, clean_up_spaces
 from trifold.text.templates import template
-from trifold.text.validation import check_post_processor, read_library
+from trifold.text.validation import check_post_processor
 from trifold.text.vocabulary import BYTE_ALPHABET, SPACE
 from trifold.text.word_cache import WordCache, is_worth_a_cache
 
@@ -694,6 +696,7 @@ class Tokenizer:
         return config | self.names | {"tokenizer_class": "PreTrainedTokenizerFast"}
 
     @classmethod
+    @no_collections()
     def load(cls, path: AnyPath, *, dropout: float = 0.0) -> Self:
         """Read a `tokenizer.json`, or the one in a folder; the files next to it name the special
         tokens.

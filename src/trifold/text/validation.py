@@ -3,17 +3,14 @@ around a text. Patterns are run by `patterns`.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from tokenizers import Tokenizer as Library
 
 from trifold.errors import CheckpointError
-from trifold.folders import UntrustedPath, read_bytes
-from trifold.jsonfiles import parse_json
-from trifold.text.panics import hidden_panics, is_panic
-from trifold.text.patterns import PARTS, PatternGuard, iter_objects
+from trifold.text.patterns import PARTS, iter_objects
 
 MAX_FILE = 100 * 2**20  # bytes; the largest in use has 33 MB
 MAX_TOKENS = 4_000_000
@@ -31,39 +28,6 @@ _MAX_WORD = (
 
 class Rejected(ValueError):
     """The reason why a part of a tokenizer is not used."""
-
-
-def read_library(path: UntrustedPath) -> tuple[Library, dict[str, Any], PatternGuard]:
-    """The tokenizer in a `tokenizer.json`, its content, and the guard of its patterns.
-
-    Raises CheckpointError if it is invalid or unsafe.
-    """
-    content = read_bytes(path, MAX_FILE)
-    document = parse_json(content, str(path))
-    validate(document, str(path))
-    guard = PatternGuard(document, str(path))
-    try:
-        with hidden_panics():
-            library = Library.from_str(content.decode("utf-8"))
-    except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        raise CheckpointError(
-            f"{path}: not a tokenizer of the `tokenizers` library ({_explain(str(error))}); copy "
-            "the file again"
-        ) from None
-    if document["model"].get("dropout"):
-        library.model.dropout = None  # used for training only, and implemented in bpe_dropout.py
-    return library, document, guard
-
-
-def _explain(message: str) -> str:
-    """The library's message; that about a part of no known kind names its key."""
-    found = re.search(r"untagged enum (?:Py)?(\w+?)(?:Wrapper|Untagged)", message)
-    if found is None:
-        return message
-    key = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[1]).lower()
-    return f"{key} is of no known type, or lacks a key or has one of another type"
 
 
 def validate(document: Mapping[str, Any], place: str) -> None:
@@ -188,33 +152,34 @@ def check_vocabulary(vocabulary: object) -> None:
                 raise Rejected("model.vocab: an entry is not a token and its score")
         return
     ids = _as_object(vocabulary, "model.vocab")
-    if not all(map(_is_token, ids)):
+    if not _are_tokens(ids):
         raise Rejected(f"model.vocab: a token is longer than {_MAX_TOKEN:,} characters")
-    for token, number in ids.items():
-        check_id(number, f"model.vocab: {token[:40]!r}")
+    if not _are_ids(ids.values()):
+        for token, number in ids.items():
+            check_id(number, f"model.vocab: {token[:40]!r}")
 
 
 def check_id(number: object, what: str) -> None:
     """Raise Rejected, which begins with `what`, unless the number can be the id of a token."""
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MAX_TOKENS:
+    if not _are_ids([number]):
         raise Rejected(
             f"{what} has the id {number!r:.40}, which is not an integer from 0 to "
             f"{MAX_TOKENS - 1:,}"
         )
 
 
-def pair_of(merge: Any) -> Any:
-    """The tokens of a merge, which older files write as a text with a space."""
-    return merge.split(" ") if isinstance(merge, str) else merge
+def pairs_of(merges: list[Any]) -> list[Any]:
+    """The tokens of each merge, which older files write as a text with a space."""
+    return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
 
 
 def _check_merges(merges: object) -> None:
     if not isinstance(merges, list) or len(merges) > MAX_TOKENS:
         raise Rejected(f"model.merges is not a list of at most {MAX_TOKENS:,} pairs")
-    for merge in merges:
-        pair = pair_of(merge)
-        if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_token, pair)):
-            raise Rejected(f"model.merges: {str(merge)[:60]!r} is not a pair of tokens")
+    pairs = pairs_of(merges)
+    if not _are_pairs(pairs):
+        wrong = next(merge for merge in merges if not _are_pairs(pairs_of([merge])))
+        raise Rejected(f"model.merges: {str(wrong)[:60]!r} is not a pair of tokens")
 
 
 def _check_added(tokens: object) -> None:
@@ -268,4 +233,23 @@ def _as_object(value: object, where: str) -> dict[str, Any]:
 
 
 def _is_token(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _MAX_TOKEN
+    return _are_tokens([value])
+
+
+# Checks of all values of a kind at once, by functions of C: a vocabulary has up to millions.
+
+
+def _are_tokens(values: Collection[Any]) -> bool:
+    return set(map(type, values)) <= {str} and max(map(len, values), default=0) <= _MAX_TOKEN
+
+
+def _are_ids(values: Collection[Any]) -> bool:
+    """Whether all are integers below MAX_TOKENS; a truth value is none."""
+    is_integer = set(map(type, values)) <= {int}
+    return is_integer and min(values, default=0) >= 0 and max(values, default=0) < MAX_TOKENS
+
+
+def _are_pairs(values: Collection[Any]) -> bool:
+    """Whether all are pairs of tokens."""
+    is_pair = set(map(type, values)) <= {list, tuple} and set(map(len, values)) <= {2}
+    return is_pair and _are_tokens([*chain.from_iterable(values)])

@@ -5,7 +5,7 @@ SentencePiece models.
 import base64
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from trifold.errors import CheckpointError
 from trifold.folders import UntrustedPath, read_bytes, read_text
 from trifold.jsonfiles import parse_json
 from trifold.text.patterns import iter_objects
-from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary, pair_of
+from trifold.text.validation import MAX_FILE, MAX_TOKENS, Rejected, check_vocabulary, pairs_of
 
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 SPACE = "▁"  # stands for a space in SentencePiece and similar vocabularies
@@ -66,7 +66,7 @@ def read_vocabulary(folder: UntrustedPath) -> Vocabulary:
 def from_document(document: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a validated `tokenizer.json`."""
     model = document["model"]
-    merges = map(pair_of, model.get("merges") or [])
+    merges = pairs_of(model.get("merges") or [])
     parts = (
         part
         for part in iter_objects(document.get("normalizer"))
@@ -129,15 +129,16 @@ UNIGRAM, BPE = 1, 2  # model types
 _MAX_PIECE = 256  # bytes; trainers write at most 16 characters by default
 
 
-def _all_merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every pair of pieces that forms another piece, ordered by that piece and then by the length
-    of the first.
+def all_merges(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """Every pair of pieces that forms another piece, in the order of that piece, and then by the
+    length of the first.
     """
+    known = {*pieces}
     return [
         (piece[:cut], piece[cut:])
-        for piece in sorted(ids, key=ids.__getitem__)
+        for piece in pieces
         for cut in range(1, len(piece))
-        if piece[:cut] in ids and piece[cut:] in ids
+        if piece[:cut] in known and piece[cut:] in known
     ]
 
 
@@ -176,7 +177,7 @@ def read_sentencepiece(path: UntrustedPath) -> Vocabulary:
     more: dict[str, Any] = {"scores": [(piece, score) for piece, score, _ in pieces]}
     if kind == BPE:
         ids = {piece: number for number, (piece, _, _) in enumerate(pieces)}
-        more = {"ids": ids, "merges": _all_merges(ids)}
+        more = {"ids": ids, "merges": all_merges([*ids])}
     byte_fallback = bool(trainer.get(35, False))
     return Vocabulary(
         charsmap=charsmap, added=added, unk_id=unk_id, byte_fallback=byte_fallback, **more

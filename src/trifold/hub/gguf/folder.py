@@ -157,8 +157,8 @@ def _open(path: UntrustedPath, state: tuple[int, ...]) -> GGUFFolder:
         )
     architecture = find_architecture(file)
     keys = architecture.config(file)
-    contents: dict[str, Callable[[], bytes]] = {"config.json": partial(_json, keys)}
-    contents |= tokenizer_files(file)
+    contents = tokenizer_files(file)
+    contents["config.json"] = partial(_json, keys)
     contents |= {name: partial(_json, values) for name, values in _settings(file, keys).items()}
     translation = TranslatedTensors(architecture.rules(keys), tensors, UNREAD, place)
     return GGUFFolder(

@@ -6,7 +6,6 @@ there, and templates run in a sandbox process.
 """
 
 import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 
 from trifold.hub.gguf.metadata import Metadata
 from trifold.text.pre_tokenizers import GPT_2, PRE_TOKENIZERS, WHOLE_WORDS
-from trifold.text.vocabulary import SPACE
+from trifold.text.vocabulary import SPACE, all_merges
 
 Document: TypeAlias = dict[str, Any]
 PREFIX = "tokenizer.ggml."
@@ -65,14 +64,14 @@ class _Vocabulary:
         return {token: number for number, token in enumerate(self.tokens)}
 
 
-def tokenizer_files(file: Metadata) -> dict[str, Callable[[], bytes]]:
+def tokenizer_files(file: Metadata) -> dict[str, Callable[[], bytes | Document]]:
     """The files of the tokenizer by name; none for a model without a tokenizer. Raises
     CheckpointError.
     """
     if file.text(MODEL, "none") in NO_TOKENIZER:
         return {}
     model = file.choice(MODEL, BUILDERS, "")
-    files: dict[str, Callable[[], bytes]] = {
+    files: dict[str, Callable[[], bytes | Document]] = {
         "tokenizer.json": partial(_tokenizer, file, model),
         "tokenizer_config.json": partial(_settings, file, model),
     }
@@ -114,7 +113,7 @@ def _vocabulary(file: Metadata) -> _Vocabulary:
     return _Vocabulary(file, tokens, [int(kind) for kind in types], roles)
 
 
-def _tokenizer(file: Metadata, model: str) -> bytes:
+def _tokenizer(file: Metadata, model: str) -> Document:
     """The content of tokenizer.json."""
     vocabulary = _vocabulary(file)
     document = BUILDERS[model](vocabulary)
@@ -131,10 +130,10 @@ def _tokenizer(file: Metadata, model: str) -> bytes:
         for number in sorted(special.union(vocabulary.of_type(USER)))
     ]
     base = {"version": "1.0", "truncation": None, "padding": None}
-    return json.dumps(base | document, ensure_ascii=False).encode("utf-8")
+    return base | document
 
 
-def _settings(file: Metadata, model: str) -> bytes:
+def _settings(file: Metadata, model: str) -> Document:
     """The content of tokenizer_config.json."""
     vocabulary = _vocabulary(file)
     roles = {role: vocabulary.tokens[number] for role, number in vocabulary.roles.items()}
@@ -142,7 +141,7 @@ def _settings(file: Metadata, model: str) -> bytes:
     values["clean_up_tokenization_spaces"] = model == "bert"
     if model == "bert":
         values["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    return json.dumps(values, ensure_ascii=False).encode("utf-8")
+    return values
 
 
 def _templates(file: Metadata) -> dict[str, str]:
@@ -224,20 +223,15 @@ def _byte_level(vocabulary: _Vocabulary) -> Document:
     }
 
 
-def _merges(file: Metadata) -> list[Any]:
-    """The merges in order. Texts with one space, which the library splits, take less time than
-    pairs.
-    """
+def _merges(file: Metadata) -> list[tuple[str, str]]:
+    """The merges in order."""
     key = f"{PREFIX}merges"
-    merges = file.texts(key)
-    if all(merge.find(" ", 1) > 0 and merge.count(" ") == 1 for merge in merges):
-        return merges
     pairs = []
-    for number, merge in enumerate(merges):
+    for number, merge in enumerate(file.texts(key)):
         cut = merge.find(" ", 1)
         if cut < 0:
             raise file.error(key, f"merge {number:,} has no space: {merge!r:.40}")
-        pairs.append([merge[:cut], merge[cut + 1 :]])
+        pairs.append((merge[:cut], merge[cut + 1 :]))
     return pairs
 
 
@@ -261,7 +255,7 @@ def _split(pattern: str) -> Document:
     }
 
 
-def _bpe(ids: dict[str, int], merges: list[Any]) -> Document:
+def _bpe(ids: dict[str, int], merges: list[tuple[str, str]]) -> Document:
     return {
         "type": "BPE",
         "dropout": None,
@@ -294,7 +288,11 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Document:
         if not _BYTE.fullmatch(vocabulary.tokens[number]):
             raise file.error(f"{PREFIX}tokens", f"{vocabulary.tokens[number]!r:.40} is no byte")
     unknown = vocabulary.roles.get("unk_token")
-    model = _bpe(vocabulary.ids, _merges_by_score(vocabulary)) | {
+    scores = vocabulary.scores()
+    pieces = vocabulary.of_type(NORMAL, USER, UNUSED)
+    pieces.sort(key=scores.__getitem__, reverse=True)  # equal ones keep their order
+    merges = all_merges([vocabulary.tokens[number] for number in pieces])
+    model = _bpe(vocabulary.ids, merges) | {
         "fuse_unk": True,
         "byte_fallback": len(vocabulary.of_type(BYTE)) == 256,
         "unk_token": None if unknown is None else vocabulary.tokens[unknown],
@@ -306,25 +304,6 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Document:
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": model,
     }
-
-
-def _merges_by_score(vocabulary: _Vocabulary) -> list[Any]:
-    """Every pair of pieces that forms another piece, that of the highest score first; as a text
-    with a space if no piece has one.
-    """
-    scores = vocabulary.scores()
-    pieces = vocabulary.of_type(NORMAL, USER, UNUSED)
-    known = {vocabulary.tokens[number] for number in pieces}
-    has_spaces = any(" " in piece for piece in known)
-    merges: list[Any] = []
-    for number in sorted(pieces, key=lambda number: (-scores[number], number)):
-        piece = vocabulary.tokens[number]
-        for cut in range(1, len(piece)):
-            first = piece[:cut]
-            second = piece[cut:]
-            if first in known and second in known:
-                merges.append([first, second] if has_spaces else f"{first} {second}")
-    return merges
 
 
 def _wordpiece(vocabulary: _Vocabulary) -> Document:

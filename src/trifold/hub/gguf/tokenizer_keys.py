@@ -41,6 +41,7 @@ from trifold.hub.gguf.tokenizer import (
 from trifold.text import Tokenizer
 from trifold.text.folder import read_tokenizer
 from trifold.text.pre_tokenizers import PRE_TOKENIZERS, WHOLE_WORDS
+from trifold.text.validation import pairs_of
 from trifold.text.vocabulary import SPACE
 
 Values = dict[str, Value]
@@ -238,7 +239,7 @@ def _byte_level(writer: _Writer, document: Document) -> Values:
     if any(kind in normalizer for kind in ("Lowercase", "Strip", "Replace", "Prepend", "NFK")):
         raise writer.error("changes texts before it splits them, which GGUF files do not hold")
     tokens, types = writer.tokens(document, unknown=False)
-    merges = [" ".join(_pair(merge)) for merge in document["model"]["merges"]]
+    merges = [" ".join(pair) for pair in pairs_of(document["model"]["merges"])]
     return {
         MODEL: "gpt2",
         f"{PREFIX}pre": _way_of(writer, document),
@@ -246,10 +247,6 @@ def _byte_level(writer: _Writer, document: Document) -> Values:
         f"{PREFIX}token_type": np.array(types, np.int32),
         f"{PREFIX}merges": merges,
     }
-
-
-def _pair(merge: Any) -> list[str]:
-    return merge.split(" ") if isinstance(merge, str) else merge
 
 
 def _way_of(writer: _Writer, document: Document) -> str:
@@ -279,8 +276,8 @@ def _sentencepiece(writer: _Writer, document: Document) -> Iterator[Values]:
             "are not in the vocabulary"
         )
     scores = dict.fromkeys(tokens, 0.0)
-    for rank, merge in enumerate(document["model"]["merges"]):
-        piece = "".join(_pair(merge))
+    for rank, pair in enumerate(pairs_of(document["model"]["merges"])):
+        piece = "".join(pair)
         if scores.get(piece) == 0.0:
             scores[piece] = -1.0 - rank
     for number, token in enumerate(tokens):

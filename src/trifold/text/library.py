@@ -1,0 +1,98 @@
+"""Read a `tokenizer.json`: the tokenizer that the library `tokenizers` makes of its content."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer as Library, models
+
+from trifold.errors import CheckpointError
+from trifold.folders import FileAsFolder, UntrustedPath, read_bytes
+from trifold.jsonfiles import parse_json
+from trifold.text.panics import hidden_panics, is_panic
+from trifold.text.patterns import PatternGuard
+from trifold.text.validation import MAX_FILE, pairs_of, validate
+
+# What a model of kind BPE may say besides its vocabulary and merges. Dropout is left out: it is
+# used for training only, and implemented in bpe_dropout.py.
+_BPE_OPTIONS = (
+    "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
+    "ignore_merges",
+)  # fmt: skip
+
+
+def read_library(path: UntrustedPath) -> tuple[Library, dict[str, Any], PatternGuard]:
+    """The tokenizer in a `tokenizer.json`, its content, and the guard of its patterns.
+
+    Raises CheckpointError if it is invalid or unsafe.
+    """
+    document, text = _content(path)
+    validate(document, str(path))
+    guard = PatternGuard(document, str(path))
+    try:
+        with hidden_panics():
+            library = make_library(document, text)
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise CheckpointError(
+            f"{path}: not a tokenizer of the `tokenizers` library ({_explain(str(error))}); copy "
+            "the file again"
+        ) from None
+    return library, document, guard
+
+
+def _content(path: UntrustedPath) -> tuple[dict[str, Any], str]:
+    """The content of a file, and as text; "" if it was made here and is in no file."""
+    if isinstance(path, FileAsFolder) and path.exists():
+        made = path.made()
+        if isinstance(made, dict):
+            return made, ""
+    content = read_bytes(path, MAX_FILE)
+    return parse_json(content, str(path)), content.decode("utf-8")
+
+
+def make_library(document: Mapping[str, Any], text: str = "") -> Library:
+    """The tokenizer of the valid content of a `tokenizer.json`, which may be given as text, too.
+
+    A model of kind BPE receives its vocabulary and merges as they are: written as JSON for the
+    library, those of a large model take as long again.
+    """
+    model = document["model"]
+    if model.get("type") != "BPE":
+        library = Library.from_str(text or json.dumps(document))
+        if model.get("dropout"):
+            library.model.dropout = None
+        return library
+    merges = [*map(tuple, pairs_of(model.get("merges", [])))]
+    options = {name: model[name] for name in _BPE_OPTIONS if model.get(name) is not None}
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    parts = Library.from_str(json.dumps({**document, "model": empty}))
+    return with_parts(parts, models.BPE(model["vocab"], merges, **options), added_tokens(parts))
+
+
+def with_parts(library: Library, model: models.Model, tokens: Iterable[AddedToken]) -> Library:
+    """A tokenizer of this model with the parts of another tokenizer, and these added tokens."""
+    made = Library(model)
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        part = getattr(library, name)
+        if part is not None:
+            setattr(made, name, part)
+    made.add_tokens([*tokens])
+    return made
+
+
+def added_tokens(library: Library) -> list[AddedToken]:
+    """The added tokens by id."""
+    added = library.get_added_tokens_decoder()
+    return [added[number] for number in sorted(added)]
+
+
+def _explain(message: str) -> str:
+    """The library's message; that about a part of no known kind names its key."""
+    found = re.search(r"untagged enum (?:Py)?(\w+?)(?:Wrapper|Untagged)", message)
+    if found is None:
+        return message
+    key = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", found[1]).lower()
+    return f"{key} is of no known type, or lacks a key or has one of another type"
