@@ -1,4 +1,4 @@
-"""Tokenizers made of the content of a file equal those that the library reads."""
+"""Tokenizers made of the content of a file, and copies, equal what the library reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer as Library, models
 
-from trifold.text.library import make_library
+from trifold.text.library import copy_library, make_library
 from trifold.text.templates import template
 
 TOKENS = ["<unk>", "<0x61>", "a", "b", "ab", "c", "##c", "</s>", "b</w>", " ", "a "]
@@ -77,3 +77,16 @@ def test_dropout_of_a_file_is_not_used() -> None:
     assert made.to_str() == make_library(document(bpe(PAIRS))).to_str()
     unread = Library(models.BPE(IDS, [("a", "b")], dropout=0.9))
     assert unread.model.dropout == pytest.approx(0.9)  # the library would have used it
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_copy_is_equal_and_is_changed_alone(name: str) -> None:
+    library = make_library(document(MODELS[name]))
+    before = library.to_str()
+    copy = copy_library(library)
+    assert copy.to_str() == before
+    copy.add_tokens(["new"])
+    copy.post_processor = None
+    copy.encode_special_tokens = True
+    assert library.to_str() == before and not library.encode_special_tokens
+    assert library.encode("new</s>").tokens != copy.encode("new</s>").tokens

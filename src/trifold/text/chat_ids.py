@@ -5,13 +5,14 @@ runs, the names that remain are replaced by secret ones, and a copy of the token
 these.
 """
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as Library
+
+from trifold.text.library import with_parts
 
 TRUSTED = ("system", "developer", "assistant")  # roles whose special tokens are parsed
 _SECRET = secrets.token_hex(8)  # no text contains it by chance or on purpose
@@ -56,16 +57,17 @@ class TemplateTokens:
 
     def __init__(self, library: Library, names: Sequence[str]) -> None:
         self._names = names
-        document = json.loads(library.to_str())
-        secret = {name: f"{_SECRET}s{number}e" for number, name in enumerate(names)}
-        added = document["added_tokens"]
-        for token in added:
-            token["content"] = secret.get(token["content"], token["content"])
-        document["post_processor"] = None
-        self._library = Library.from_str(json.dumps(document))
-        self._secret = secret
+        self._secret = {name: f"{_SECRET}s{number}e" for number, name in enumerate(names)}
+        added = library.get_added_tokens_decoder()
+        for token in added.values():
+            token.content = self._secret.get(token.content, token.content)
+        tokens = [added[number] for number in sorted(added)]
+        self._library = with_parts(library, library.model, tokens)
+        self._library.post_processor = None
         # The copy numbers its added tokens in its own way.
-        self._ids = {self._library.token_to_id(token["content"]): token["id"] for token in added}
+        self._ids = {
+            self._library.token_to_id(token.content): number for number, token in added.items()
+        }
 
     def encode(self, text: str, run: Callable[[Library, str], Any]) -> tuple[list[int], list[int]]:
         """The ids of a text with placeholders, and those of them that do not stand for an added

@@ -1,4 +1,4 @@
-"""Read a `tokenizer.json`: the tokenizer that the library `tokenizers` makes of its content."""
+"""Tokenizers of the library `tokenizers`: read from a `tokenizer.json`, and copied."""
 
 import json
 import re
@@ -70,6 +70,11 @@ def make_library(document: Mapping[str, Any], text: str = "") -> Library:
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     parts = Library.from_str(json.dumps({**document, "model": empty}))
     return with_parts(parts, models.BPE(model["vocab"], merges, **options), added_tokens(parts))
+
+
+def copy_library(library: Library) -> Library:
+    """A copy, which shares the model: no model is changed after it was read."""
+    return with_parts(library, library.model, added_tokens(library))
 
 
 def with_parts(library: Library, model: models.Model, tokens: Iterable[AddedToken]) -> Library:

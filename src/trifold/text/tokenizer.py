@@ -39,7 +39,7 @@ from trifold.text.encoded import (
     verify,
 )
 from trifold.text.languages import find_languages
-from trifold.text.library import read_library
+from trifold.text.library import copy_library, read_library
 from trifold.text.matches import mark_matches, mark_windows
 from trifold.text.panics import is_panic
 from trifold.text.patterns import PatternGuard
@@ -520,7 +520,7 @@ class Tokenizer:
         """A copy without a post-processor. Switching options of one library would not be
         thread-safe.
         """
-        copy = _reread(self.library)
+        copy = copy_library(self.library)
         copy.post_processor = None
         copy.encode_special_tokens = encode_special_tokens
         return copy
@@ -666,7 +666,7 @@ class Tokenizer:
             _write_json(folder / "special_tokens_map.json", dict(sorted(self.names.items())))
         library = self.library
         if append_eos or prepend_bos:
-            library = _reread(library)
+            library = copy_library(library)
             single = ["$A"]
             pair = ["$A", "$B"]
             for around in (single, pair):
@@ -762,18 +762,6 @@ def _visible_bytes(piece: str) -> str:
         return piece
     raw = bytes(BYTE_ALPHABET[character] for character in piece)
     return raw.decode("utf-8", "backslashreplace").replace(" ", SPACE)
-
-
-def _reread(library: Library) -> Library:
-    """A copy. Raises CheckpointError for a vocabulary that the library writes and does not read."""
-    try:
-        return Library.from_str(library.to_str())
-    except BaseException as error:
-        if type(error) is not Exception and not is_panic(error):  # the library raises both
-            raise
-        raise CheckpointError(
-            f"the tokenizer's files do not fit together ({error}); copy them again"
-        ) from None
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:
