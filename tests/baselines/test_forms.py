@@ -57,7 +57,7 @@ def test_damaged_weights_are_an_error() -> None:
 
 
 def test_long_data_is_read_from_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "MOST_WORDS", 20)
+    monkeypatch.setattr("trifold.linear.forms.MOST_WORDS", 20)
     words, tags = sentences()
     model = forms.FormModel.fit(SimpleNamespace(), rows_of(words, tags), ignore)
     assert model is not None and model.rows == 6

@@ -11,10 +11,11 @@ import pytest
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
+from torch.nn import functional as F
 
 from trifold.linear import logistic
 from trifold.linear.logistic import fit_classes, fit_labels
-from trifold.linear.matrix import dense
+from trifold.linear.matrix import FeatureMatrix, dense, sparse
 from trifold.linear.ngrams import character_ngrams, word_ngrams, words_of
 from trifold.linear.overlap import NAMES, Overlap
 from trifold.linear.ridge import fit_ridge
@@ -146,6 +147,41 @@ def test_a_fit_of_too_much_work_ends_early(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(products) == logistic.FEWEST_PRODUCTS
     right = model.logits(features).argmax(1).numpy() == labels
     assert right.mean() > 0.7
+
+
+def frequent_and_rare_forms(rows: int) -> tuple[FeatureMatrix, torch.Tensor]:
+    """Four forms of each row, whose frequencies are as those of words, and its class, which the
+    rarest form tells.
+    """
+    rng = np.random.default_rng(0)
+    forms = np.sort((rng.pareto(0.7, (rows, 4)) * 3).astype(np.int64).clip(max=1999), 1)
+    labels = forms.max(1) % 5
+    places = np.repeat(np.arange(rows), 4) * 2000 + forms.ravel()
+    found, counts = np.unique(places, return_counts=True)
+    features = sparse(*np.divmod(found, 2000), counts / 4, (rows, 2000))
+    return features, torch.from_numpy(labels)
+
+
+def test_few_products_suffice_for_forms_of_different_frequencies(monkeypatch):
+    features, labels = frequent_and_rare_forms(4000)
+    monkeypatch.setattr(logistic, "WORK", 0)
+
+    def loss(model: logistic.LinearModel) -> float:
+        return float(F.cross_entropy(model.logits(features), labels))
+
+    found = loss(fit_classes(features, labels, 5, 10.0))
+    monkeypatch.setattr(logistic, "WORK", 1e15)
+    best = loss(fit_classes(features, labels, 5, 10.0))
+    assert found < 1.01 * best < 0.8
+
+
+def test_squares_of_features_are_those_of_the_dense_matrix():
+    features, _ = frequent_and_rare_forms(50)
+    errors = torch.rand(50, 3, dtype=torch.float64)
+    values = features.matrix.to_dense()
+    expected = (values**2).T @ errors
+    torch.testing.assert_close(features.gradient_of_squares(errors), expected)
+    torch.testing.assert_close(dense(values).gradient_of_squares(errors), expected)
 
 
 # --- overlap --------------------------------------------------------------------------------------

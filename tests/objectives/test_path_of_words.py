@@ -15,7 +15,14 @@ from sklearn.linear_model import LogisticRegression
 from tests.train.runs import RecordingView, lines_of
 
 import trifold
-from trifold.linear.forms import FORMS, Place, forms_of, hashed_forms, places_of
+from trifold.linear.forms import (
+    FORMS,
+    Place,
+    chosen_sentences,
+    forms_of,
+    hashed_forms,
+    places_of,
+)
 from trifold.nn import ModelConfig
 from trifold.nn.parts import LogitsPart, part_of
 from trifold.objectives import linear_path
@@ -145,12 +152,12 @@ def test_the_logits_of_a_training_sentence_do_not_know_its_tags():
 
 
 def test_sentences_beyond_the_most_words_are_predicted(monkeypatch):
-    monkeypatch.setattr(linear_path, "MOST_WORDS", 60)
+    monkeypatch.setattr("trifold.linear.forms.MOST_WORDS", 60)
     sentences = sentences_of(60)
     *_, fitted = fitted_on(sentences, TAGS)
     assert 5 < fitted.rows < 30
     assert (abs(fitted.logits).max(1) > 0).all()
-    chosen = linear_path._chosen_sentences(np.array([len(row) for row, _ in sentences]))
+    chosen = chosen_sentences(np.array([len(row) for row, _ in sentences]))
     other = next(number for number in range(60) if number not in chosen)
     sentences[other] = (sentences[other][0], ["B-PER"] * len(sentences[other][0]))
     *_, again = fitted_on(sentences, TAGS)

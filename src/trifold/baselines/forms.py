@@ -12,13 +12,12 @@ import torch
 
 from trifold.baselines.baseline import Baseline, LabelledRows, Poll, State
 from trifold.baselines.files import decode_texts, encode_texts
-from trifold.linear.forms import Place, forms_of, places_of
+from trifold.linear.forms import Place, chosen_sentences, forms_of, places_of
 from trifold.linear.logistic import LinearModel, fit_classes
 from trifold.linear.ngrams import Terms, numbered
 from trifold.linear.tfidf import Tfidf
 
 STRENGTH = 10.0  # C; on 500 sentences, 100 and 1,000 are equal
-MOST_WORDS = 40_000  # that it is fitted on, so that it takes seconds
 MOST_WEIGHTS = 2**22  # rare forms are left out until there are so few
 
 
@@ -26,15 +25,6 @@ def word_forms(places: Sequence[Place]) -> Terms:
     """The forms of each place: the word, its shape, ends and starts, and its neighbors."""
     names, ids, starts = numbered([*forms_of(place)] for place in places)
     return Terms(names, ids, np.repeat(np.arange(len(places)), np.diff(starts)), len(places))
-
-
-def _some_sentences(train: LabelledRows) -> LabelledRows:
-    """Sentences from all parts of the data, with about the most words."""
-    words = sum(map(len, train.column("words")))
-    if words <= MOST_WORDS:
-        return train
-    count = max(1, len(train) * MOST_WORDS // words)
-    return train.select(np.linspace(0, len(train) - 1, count).astype(np.int64))
 
 
 @dataclass
@@ -48,7 +38,7 @@ class FormModel(Baseline):
 
     @classmethod
     def fit(cls, task: Any, train: LabelledRows, poll: Poll) -> FormModel | None:
-        train = _some_sentences(train)
+        train = train.select(chosen_sentences(np.array([*map(len, train.column("words"))])))
         places = places_of(train.column("words"))
         tags = [*chain.from_iterable(train.column("tags"))]
         known = [*dict.fromkeys(tags)]

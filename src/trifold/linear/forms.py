@@ -19,6 +19,7 @@ from trifold.linear.ngrams import Ids
 AFFIXES = (2, 3)  # letters of the ends and starts of words
 CLASSES = ((str.isupper, "X"), (str.isdigit, "d"), (str.isalpha, "x"))  # of characters
 FORMS = 11  # of a word
+MOST_WORDS = 300_000  # that a linear model is fitted on, so that it takes seconds
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ def places_of(sentences: Sequence[Sequence[str]]) -> list[Place]:
         for words in sentences
         for around in zip(["", *words], words, [*words[1:], ""], strict=False)
     ]
+
+
+def chosen_sentences(sizes: Ids) -> Ids:
+    """The numbers of the sentences that a linear model is fitted on, by their words: all, or some
+    from all parts of the data, with about the most words.
+    """
+    words = int(sizes.sum())
+    if words <= MOST_WORDS:
+        return np.arange(len(sizes))
+    count = max(1, len(sizes) * MOST_WORDS // words)
+    return np.linspace(0, len(sizes) - 1, count).astype(np.int64)
 
 
 def shape_of(word: str) -> str:

@@ -51,6 +51,17 @@ class FeatureMatrix:
         """(F, C) of errors (N, C)."""
         return self.transposed @ errors
 
+    def gradient_of_squares(self, errors: Tensor) -> Tensor:
+        """`gradient` with the square of each feature."""
+        return _squared(self.transposed) @ errors
+
+
+def _squared(matrix: Tensor) -> Tensor:
+    if matrix.layout == torch.strided:
+        return matrix**2
+    places = matrix.crow_indices(), matrix.col_indices()
+    return _csr_tensor(*places, matrix.values() ** 2, tuple(matrix.shape))
+
 
 def dense(values: NDArray[np.floating] | Tensor) -> FeatureMatrix:
     """Features that are not sparse."""
@@ -72,6 +83,10 @@ def sparse(
 def _csr(rows: Ids, columns: Ids, values: NDArray[np.floating], shape: tuple[int, ...]) -> Tensor:
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
     first, second, third = (torch.from_numpy(array) for array in (starts, columns, values))
+    return _csr_tensor(first, second, third, shape)
+
+
+def _csr_tensor(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     with warnings.catch_warnings():  # that sparse tensors are in beta
         warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
-        return torch.sparse_csr_tensor(first, second, third, size=shape, check_invariants=False)
+        return torch.sparse_csr_tensor(starts, columns, values, size=shape, check_invariants=False)

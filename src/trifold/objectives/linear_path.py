@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trifold.linear.forms import chosen_sentences
 from trifold.linear.hashed import SparseRows, hashed_ngrams
 from trifold.linear.logistic import LinearModel, fit_classes, fit_labels
 from trifold.linear.matrix import FeatureMatrix, dense, sparse
@@ -39,7 +40,6 @@ PARTS = 5  # of the training rows
 PARTS_OF_SENTENCES = 3  # fewer, because their fits take longer
 MOST_FEATURES = 2**23  # of the rows that a path is fitted on, so that it takes seconds
 MOST_WEIGHTS = 2**24
-MOST_WORDS = 40_000  # of sentences that a path is fitted on
 CHUNK = 10_000  # rows whose features are in memory at once
 SMALLEST_WEIGHT = 1e-4  # of a class, whose logarithm is finite
 
@@ -189,7 +189,7 @@ def fit_forms(config: ModelConfig, words: WordRows, labels: Sequence[Ids]) -> Fi
     problem = Problem(config, None, STRENGTH_OF_FORMS)
     buckets = path_columns(config).forms
     sizes = np.array([*map(len, labels)])
-    chosen = _chosen_sentences(sizes)
+    chosen = chosen_sentences(sizes)
     part_of_row = np.full(
         len(sizes), PARTS_OF_SENTENCES
     )  # those of no part are predicted by the last fit
@@ -211,15 +211,6 @@ def fit_forms(config: ModelConfig, words: WordRows, labels: Sequence[Ids]) -> Fi
     weight, bias = model.weights.float(), model.bias.float()
     of_forms = torch.from_numpy(idf.astype(np.float32))
     return Fitted(weight, bias, {"idf": of_forms}, of_words, len(chosen), "token")
-
-
-def _chosen_sentences(sizes: Ids) -> Ids:
-    """Sentences with so many words, from all parts of the data, with about the most words."""
-    words = int(sizes.sum())
-    if words <= MOST_WORDS:
-        return np.arange(len(sizes))
-    count = max(1, len(sizes) * MOST_WORDS // words)
-    return np.linspace(0, len(sizes) - 1, count).astype(np.int64)
 
 
 def _idf_of_forms(forms: Ids, buckets: int) -> NDArray[np.float64]:
