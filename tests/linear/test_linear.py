@@ -175,6 +175,18 @@ def test_few_products_suffice_for_forms_of_different_frequencies(monkeypatch):
     assert found < 1.01 * best < 0.8
 
 
+def test_steps_are_as_long_as_they_are_trusted(monkeypatch):
+    """Where predictions become certain, Newton's steps are too long, and their errors would add
+    up.
+    """
+    features, labels = frequent_and_rare_forms(4000)
+    monkeypatch.setattr(logistic, "WORK", 1e15)
+    products: list[None] = []
+    model = fit_classes(features, labels, 5, 1e6, lambda: products.append(None))
+    assert float(F.cross_entropy(model.logits(features), labels)) < 0.04
+    assert len(products) < 500
+
+
 def test_squares_of_features_are_those_of_the_dense_matrix():
     features, _ = frequent_and_rare_forms(50)
     errors = torch.rand(50, 3, dtype=torch.float64)

@@ -2,11 +2,13 @@
 
 The weights minimize C · Σ - log P(label | features) + ½ ‖W‖², as those of scikit-learn's
 `LogisticRegression` do; the bias is not in the second term. They are found by Newton's method from
-zero, whose directions are computed by conjugate gradients, which need products with the features
-only (Lin, Weng & Keerthi 2008). They are preconditioned by the diagonal of the second derivative
-(Hsia, Chiang & Lin 2018), because frequent features have a curvature far above that of rare ones.
+zero, whose steps are computed by conjugate gradients, which need products with the features only
+(Lin, Weng & Keerthi 2008). They are preconditioned by the diagonal of the second derivative (Hsia,
+Chiang & Lin 2018), because frequent features have a curvature far above that of rare ones. A step
+is as long as the second derivative is trusted: where predictions are certain, it promises too much.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trifold.linear.conjugate_gradients import conjugate_gradients
 from trifold.linear.matrix import FeatureMatrix
 
 TOLERANCE = 1e-4  # of the gradient, as a share of the first one
@@ -24,9 +27,10 @@ DIRECTION_STEPS = 50  # of conjugate gradients
 # are smaller than those of the minimum, which hardly changes its predictions.
 WORK = 3_000_000_000
 FEWEST_PRODUCTS = 20  # with the features
-HALVINGS = 20  # of a step that does not reduce the loss
-SUFFICIENT = 1e-4  # share of the reduction that the gradient promises
-SMALLEST_VARIANCE = 1e-6  # of the labels of all rows, whose predictions may be certain
+# Of a step: the share of the promised reduction of the loss from which it is taken, and below and
+# above which the next one may be shorter and longer.
+TAKEN, SHORTER, LONGER = 1e-4, 0.25, 0.75
+CURVATURE = 0.3  # share of that of the loss in the preconditioner; all of it slows fits of texts
 Poll: TypeAlias = Callable[[], None]
 
 
@@ -97,36 +101,60 @@ def fit_labels(
     return _minimize(features, labels.shape[1], strength, loss, poll)
 
 
+@dataclass(frozen=True)
+class _Objective:
+    """What is minimized: the mean loss and the decay of the weights, a function of parameters
+    (F + 1, C), whose last row is the bias. decay (F + 1, 1): by parameter.
+    """
+
+    features: FeatureMatrix
+    loss: _Loss
+    decay: Tensor
+
+    def logits(self, parameters: Tensor) -> Tensor:
+        return self.features.times(parameters[:-1]) + parameters[-1]
+
+    def value(self, logits: Tensor, parameters: Tensor) -> Tensor:
+        return self.loss.sum(logits) / len(logits) + (self.decay * parameters**2).sum() / 2
+
+    def slope(self, probabilities: Tensor, parameters: Tensor) -> Tensor:
+        """The first derivative at parameters and their probabilities."""
+        return self._gradient(self.loss.errors(probabilities)) + self.decay * parameters
+
+    def curved(self, probabilities: Tensor, direction: Tensor) -> Tensor:
+        """The product of the second derivative with a direction."""
+        curved = self.loss.curved(probabilities, self.logits(direction))
+        return self._gradient(curved) + self.decay * direction
+
+    def preconditioner(self, probabilities: Tensor) -> Tensor:
+        """About the diagonal of the second derivative (Hsia, Chiang & Lin 2018)."""
+        variances = probabilities * (1 - probabilities)
+        of_bias = variances.sum(0, keepdim=True)
+        diagonal = torch.cat([self.features.gradient_of_squares(variances), of_bias])
+        return CURVATURE * diagonal / len(probabilities) + self.decay[0]
+
+    def _gradient(self, errors: Tensor) -> Tensor:
+        of_bias = errors.sum(0, keepdim=True)
+        return torch.cat([self.features.gradient(errors), of_bias]) / len(errors)
+
+
 def _minimize(
     features: FeatureMatrix, columns: int, strength: float, loss: _Loss, poll: Poll
 ) -> LinearModel:
-    """Newton's method. All parameters are one tensor (F + 1, C), whose last row is the bias."""
+    """Newton's method, with steps in a region in which it is trusted."""
     rows, count = features.shape
     decay = torch.full((count + 1, 1), 1 / (strength * max(rows, 1)), dtype=features.dtype)
     decay[-1] = 0
+    objective = _Objective(features, loss, decay)
     parameters = torch.zeros(count + 1, columns, dtype=features.dtype)
-
-    def outputs(values: Tensor) -> Tensor:
-        return features.times(values[:-1]) + values[-1]
-
-    def gradient(errors: Tensor) -> Tensor:
-        return torch.cat([features.gradient(errors), errors.sum(0, keepdim=True)]) / rows
-
-    def curvature(variances: Tensor) -> Tensor:
-        """The diagonal of the second derivative of the loss, by the variances of the labels."""
-        of_bias = variances.sum(0, keepdim=True).clamp_min(SMALLEST_VARIANCE)
-        return torch.cat([features.gradient_of_squares(variances), of_bias]) / rows
-
-    def value(logits: Tensor, parameters: Tensor) -> Tensor:
-        return loss.sum(logits) / rows + (decay * parameters**2).sum() / 2
-
-    left = max(FEWEST_PRODUCTS, WORK // max(1, features.work * columns))
-    logits = outputs(parameters)
-    current = value(logits, parameters)
+    logits = objective.logits(parameters)
+    current = objective.value(logits, parameters)
     smallest = None
+    radius = math.inf
+    left = max(FEWEST_PRODUCTS, WORK // max(1, features.work * columns))
     for _ in range(STEPS):
         probabilities = loss.probabilities(logits)
-        slope = gradient(loss.errors(probabilities)) + decay * parameters
+        slope = objective.slope(probabilities, parameters)
         norm = slope.norm()
         if smallest is None:
             smallest = TOLERANCE * norm
@@ -137,55 +165,31 @@ def _minimize(
             nonlocal left
             poll()
             left -= 1
-            return gradient(loss.curved(probabilities, outputs(direction))) + decay * direction
+            return objective.curved(probabilities, direction)
 
-        # The closer to the minimum, the more exact the direction: convergence is quadratic.
+        # The closer to the minimum, the more exact the step: convergence is quadratic.
         accuracy = min(0.5, float(norm) ** 0.5)
-        diagonal = curvature(probabilities * (1 - probabilities)) + decay
+        scales = objective.preconditioner(probabilities)
         steps = min(DIRECTION_STEPS, left)
-        direction = conjugate_gradients(curved, -slope, accuracy, steps, diagonal)
-        promised = (slope * direction).sum()
-        change = outputs(direction)
-        step = 1.0
-        for _ in range(HALVINGS):
-            found = value(logits + step * change, parameters + step * direction)
-            if found <= current + SUFFICIENT * step * promised:
-                break
-            step /= 2
-        else:  # no step is better, within rounding
+        step, image = conjugate_gradients(curved, -slope, accuracy, steps, scales, radius)
+        promised = -(step * (slope + image / 2)).sum()
+        if promised <= torch.finfo(features.dtype).eps * current:  # within rounding
             break
-        parameters = parameters + step * direction
-        logits = logits + step * change
-        current = found
+        change = objective.logits(step)
+        found = objective.value(logits + change, parameters + step)
+        share = float((current - found) / promised)
+        radius = _next_radius(radius, float((scales * step**2).sum() ** 0.5), share)
+        if share > TAKEN:
+            parameters = parameters + step
+            logits = logits + change
+            current = found
     return LinearModel(parameters[:-1], parameters[-1])
 
 
-def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    target: Tensor,
-    tolerance: float,
-    steps: int = DIRECTION_STEPS,
-    diagonal: Tensor | float = 1.0,
-) -> Tensor:
-    """x with apply(x) = target, from zero. apply: a product with a positive definite matrix;
-    tolerance: of the residual, as a share of the first one; diagonal: about that of the matrix, by
-    which directions are scaled (Jacobi).
-    """
-    solution = torch.zeros_like(target)
-    residual = target
-    scaled = residual / diagonal
-    direction = scaled
-    square = (residual * scaled).sum()
-    smallest = square * tolerance**2
-    for _ in range(steps):
-        if square <= smallest:
-            break
-        image = apply(direction)
-        step = square / (direction * image).sum()
-        solution = solution + step * direction
-        residual = residual - step * image
-        scaled = residual / diagonal
-        previous = square
-        square = (residual * scaled).sum()
-        direction = scaled + square / previous * direction
-    return solution
+def _next_radius(radius: float, length: float, share: float) -> float:
+    """The radius after a step of this length, which kept a share of its promise."""
+    if share < SHORTER:
+        return length / 4
+    if share > LONGER:
+        return max(radius, 2 * length)
+    return radius

@@ -7,7 +7,8 @@ the bias is not in the second term. They are found by conjugate gradients.
 import torch
 from torch import Tensor
 
-from trifold.linear.logistic import LinearModel, conjugate_gradients
+from trifold.linear.conjugate_gradients import conjugate_gradients
+from trifold.linear.logistic import LinearModel
 from trifold.linear.matrix import FeatureMatrix
 
 TOLERANCE = 1e-7  # of the residual, as a share of the first one
@@ -27,5 +28,5 @@ def fit_ridge(features: FeatureMatrix, numbers: Tensor, strength: float) -> Line
         outputs = features.times(weights) - means.T @ weights
         return features.gradient(outputs) + strength * weights
 
-    weights = conjugate_gradients(apply, features.gradient(numbers - mean), TOLERANCE, STEPS)
+    weights, _ = conjugate_gradients(apply, features.gradient(numbers - mean), TOLERANCE, STEPS)
     return LinearModel(weights, mean - (means.T @ weights)[0])
