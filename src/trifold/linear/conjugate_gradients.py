@@ -33,7 +33,7 @@ def conjugate_gradients(
         image = apply(direction)
         step = square / (direction * image).sum()
         longer = solution + step * direction
-        if (diagonal * longer**2).sum() >= radius**2:
+        if radius < math.inf and (diagonal * longer**2).sum() >= radius**2:
             step = _step_to_edge(solution, direction, diagonal, radius)
             return solution + step * direction, target - residual + step * image
         solution = longer

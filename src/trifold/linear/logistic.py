@@ -30,7 +30,6 @@ FEWEST_PRODUCTS = 20  # with the features
 # Of a step: the share of the promised reduction of the loss from which it is taken, and below and
 # above which the next one may be shorter and longer.
 TAKEN, SHORTER, LONGER = 1e-4, 0.25, 0.75
-CURVATURE = 0.3  # share of that of the loss in the preconditioner; all of it slows fits of texts
 Poll: TypeAlias = Callable[[], None]
 
 
@@ -126,12 +125,14 @@ class _Objective:
         curved = self.loss.curved(probabilities, self.logits(direction))
         return self._gradient(curved) + self.decay * direction
 
-    def preconditioner(self, probabilities: Tensor) -> Tensor:
-        """About the diagonal of the second derivative (Hsia, Chiang & Lin 2018)."""
+    def diagonal(self, probabilities: Tensor) -> Tensor:
+        """The diagonal of the second derivative; that of the bias is more by the decay of weights,
+        and so never 0.
+        """
         variances = probabilities * (1 - probabilities)
         of_bias = variances.sum(0, keepdim=True)
-        diagonal = torch.cat([self.features.gradient_of_squares(variances), of_bias])
-        return CURVATURE * diagonal / len(probabilities) + self.decay[0]
+        of_loss = torch.cat([self.features.gradient_of_squares(variances), of_bias])
+        return of_loss / len(probabilities) + self.decay[0]
 
     def _gradient(self, errors: Tensor) -> Tensor:
         of_bias = errors.sum(0, keepdim=True)
@@ -169,16 +170,16 @@ def _minimize(
 
         # The closer to the minimum, the more exact the step: convergence is quadratic.
         accuracy = min(0.5, float(norm) ** 0.5)
-        scales = objective.preconditioner(probabilities)
+        diagonal = objective.diagonal(probabilities)
         steps = min(DIRECTION_STEPS, left)
-        step, image = conjugate_gradients(curved, -slope, accuracy, steps, scales, radius)
+        step, image = conjugate_gradients(curved, -slope, accuracy, steps, diagonal, radius)
         promised = -(step * (slope + image / 2)).sum()
         if promised <= torch.finfo(features.dtype).eps * current:  # within rounding
             break
         change = objective.logits(step)
         found = objective.value(logits + change, parameters + step)
         share = float((current - found) / promised)
-        radius = _next_radius(radius, float((scales * step**2).sum() ** 0.5), share)
+        radius = _next_radius(radius, float((diagonal * step**2).sum() ** 0.5), share)
         if share > TAKEN:
             parameters = parameters + step
             logits = logits + change
