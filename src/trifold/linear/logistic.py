@@ -24,7 +24,7 @@ TOLERANCE = 1e-4  # of the gradient, as a share of the first one
 STEPS = 50
 DIRECTION_STEPS = 50  # of conjugate gradients
 # Multiplications after which a fit of very many features and classes ends, in seconds. Its weights
-# are smaller than those of the minimum, which hardly changes its predictions.
+# are not those of the minimum, which hardly changes its predictions.
 WORK = 3_000_000_000
 FEWEST_PRODUCTS = 20  # with the features
 # Of a step: the share of the promised reduction of the loss from which it is taken, and below and
