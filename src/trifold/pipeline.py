@@ -786,8 +786,8 @@ def load(
         device=found_device,
         stored=None if weights == "full" else weights,
     )
-    if weights == "file":
-        return_freed_memory()  # the model takes the memory of its file
+    if weights not in (None, "full"):
+        return_freed_memory()  # of matrices that were decoded; small weights are to save memory
     folder = folder_with("tokenizer_config.json", model_folder)
     read: Callable[[], Tokenizers] | None = None
     reader = writer = None

@@ -7,12 +7,10 @@ About 60 CPU seconds in all.
 from __future__ import annotations
 
 import gzip
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from tests.real.written_memory import LINUX_ONLY, written_memory
 
 from trifold import load
 
@@ -45,37 +43,6 @@ def test_logits_and_tokens_equal_those_of_transformers(gemma, datasets):
     assert torch.equal(small.argmax(-1), expected.argmax(-1))
 
 
-MEMORY = """
-import sys
-import threading
-import torch
-from trifold import load
-
-def written_memory():
-    for each in threading.enumerate():
-        if each.name == "pages":  # it may still release the memory of the file
-            each.join()
-    with open("/proc/self/smaps_rollup") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("Private_Dirty"))
-
-def run(file):
-    model = load(file, weights="file", dtype="bfloat16")
-    model.generate_tokens(torch.tensor([[2, 818, 5279]]), max_new_tokens=8)
-    return model
-
-other = run(sys.argv[1])  # with what is imported and compiled
-before = written_memory()
-model = run(sys.argv[2])
-print(1024 * (written_memory() - before))
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory of Linux processes")
+@LINUX_ONLY
 def test_weights_take_the_memory_of_the_file(smollm2, gemma):
-    with gemma.open("rb") as file:
-        os.fsync(file)  # what is not on disk yet counts as written
-    command = [sys.executable, "-c", MEMORY, str(smollm2), str(gemma)]
-    for _ in range(2):  # the first may compile code, which takes memory
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    taken = int(done.stdout)
-    assert taken <= 1.1 * gemma.stat().st_size
+    assert written_memory(smollm2, gemma, "file") <= 1.1 * gemma.stat().st_size
