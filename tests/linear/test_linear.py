@@ -151,7 +151,7 @@ def test_a_fit_of_too_much_work_ends_early(monkeypatch: pytest.MonkeyPatch) -> N
 
 def frequent_and_rare_forms(rows: int) -> tuple[FeatureMatrix, torch.Tensor]:
     """Four forms of each row, whose frequencies are as those of words, and its class, which the
-    rarest form tells.
+    rarest form determines.
     """
     rng = np.random.default_rng(0)
     forms = np.sort((rng.pareto(0.7, (rows, 4)) * 3).astype(np.int64).clip(max=1999), 1)
@@ -185,6 +185,14 @@ def test_steps_are_as_long_as_they_are_trusted(monkeypatch):
     model = fit_classes(features, labels, 5, 1e6, lambda: products.append(None))
     assert float(F.cross_entropy(model.logits(features), labels)) < 0.04
     assert len(products) < 500
+
+
+def test_a_fit_of_features_that_are_not_numbers_ends():
+    products: list[None] = []
+    features = dense(torch.full((6, 2), torch.nan))
+    labels = torch.tensor([0, 1, 2] * 2)
+    model = fit_classes(features, labels, 3, 10.0, lambda: products.append(None))
+    assert len(products) <= logistic.DIRECTION_STEPS and not model.weights.any()
 
 
 def test_squares_of_features_are_those_of_the_dense_matrix():

@@ -41,8 +41,8 @@ def places_of(sentences: Sequence[Sequence[str]]) -> list[Place]:
 
 
 def chosen_sentences(sizes: Ids) -> Ids:
-    """The numbers of the sentences that a linear model is fitted on, by their words: all, or some
-    from all parts of the data, with about the most words.
+    """The numbers of the sentences that a linear model is fitted on: all, or some from all parts of
+    the data, with about MOST_WORDS words. sizes (N,): the words of each sentence.
     """
     words = int(sizes.sum())
     if words <= MOST_WORDS:

@@ -5,7 +5,8 @@ The weights minimize C · Σ - log P(label | features) + ½ ‖W‖², as those 
 zero, whose steps are computed by conjugate gradients, which need products with the features only
 (Lin, Weng & Keerthi 2008). They are preconditioned by the diagonal of the second derivative (Hsia,
 Chiang & Lin 2018), because frequent features have a curvature far above that of rare ones. A step
-is as long as the second derivative is trusted: where predictions are certain, it promises too much.
+ends where the second derivative is not trusted: where predictions become certain, it overestimates
+the reduction of the loss.
 """
 
 import math
@@ -126,8 +127,8 @@ class _Objective:
         return self._gradient(curved) + self.decay * direction
 
     def diagonal(self, probabilities: Tensor) -> Tensor:
-        """The diagonal of the second derivative; that of the bias is more by the decay of weights,
-        and so never 0.
+        """The diagonal of the second derivative; the decay is added to that of the bias, too, so
+        that no value is 0.
         """
         variances = probabilities * (1 - probabilities)
         of_bias = variances.sum(0, keepdim=True)
@@ -174,7 +175,7 @@ def _minimize(
         steps = min(DIRECTION_STEPS, left)
         step, image = conjugate_gradients(curved, -slope, accuracy, steps, diagonal, radius)
         promised = -(step * (slope + image / 2)).sum()
-        if promised <= torch.finfo(features.dtype).eps * current:  # within rounding
+        if not promised > torch.finfo(features.dtype).eps * current:  # within rounding, or NaN
             break
         change = objective.logits(step)
         found = objective.value(logits + change, parameters + step)
@@ -189,8 +190,8 @@ def _minimize(
 
 def _next_radius(radius: float, length: float, share: float) -> float:
     """The radius after a step of this length, which kept a share of its promise."""
-    if share < SHORTER:
-        return length / 4
     if share > LONGER:
         return max(radius, 2 * length)
-    return radius
+    if share >= SHORTER:
+        return radius
+    return length / 4

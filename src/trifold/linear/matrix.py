@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -53,14 +54,16 @@ class FeatureMatrix:
 
     def gradient_of_squares(self, errors: Tensor) -> Tensor:
         """`gradient` with the square of each feature."""
-        return _squared(self.transposed) @ errors
+        return self._squares @ errors
 
-
-def _squared(matrix: Tensor) -> Tensor:
-    if matrix.layout == torch.strided:
-        return matrix**2
-    places = matrix.crow_indices(), matrix.col_indices()
-    return _csr_tensor(*places, matrix.values() ** 2, tuple(matrix.shape))
+    @cached_property
+    def _squares(self) -> Tensor:
+        """(F, N)."""
+        if self.transposed.layout == torch.strided:
+            return self.transposed**2
+        places = self.transposed.crow_indices(), self.transposed.col_indices()
+        values = self.transposed.values() ** 2
+        return _csr_tensor(*places, values, tuple(self.transposed.shape))
 
 
 def dense(values: NDArray[np.floating] | Tensor) -> FeatureMatrix:
