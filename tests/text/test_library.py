@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer as Library, models
 from trifold.text.library import copy_library, make_library
 from trifold.text.templates import template
 
-TOKENS = ["<unk>", "<0x61>", "a", "b", "ab", "c", "##c", "</s>", "b</w>", " ", "a "]
+TOKENS = ["<unk>", "<0x61>", "a", "b", "ab", "c", "##c", "</s>", "b</w>", " ", "a ", "ac"]
 IDS = {token: number for number, token in enumerate(TOKENS)}
 
 
@@ -23,9 +23,12 @@ PAIRS = [["a", "b"], ["a", " "]]
 MODELS = {
     "pairs": bpe(PAIRS),
     "texts": bpe(["a b"]),
+    "texts with a version": bpe(["#version: 0.2", "a b"]),
     "no merges": bpe([]),
     "bytes": bpe(PAIRS, unk_token="<unk>", fuse_unk=True, byte_fallback=True),
-    "affixes": bpe([], continuing_subword_prefix="##", end_of_word_suffix="</w>"),
+    "affixes": bpe(
+        [["a", "##c"]], continuing_subword_prefix="##", end_of_word_suffix="</w>"
+    ),
     "whole words": bpe(PAIRS, ignore_merges=True),
     "nothing": bpe(PAIRS, unk_token=None, fuse_unk=False, dropout=None),
     "wordpiece": {
@@ -50,10 +53,10 @@ def document(model: dict[str, Any]) -> dict[str, Any]:
         **json.loads(library.to_str()),
         "model": model,
         "added_tokens": [
-            added(11, "<s>", special=True),
+            added(12, "<s>", special=True),
             added(7, "</s>", special=True, lstrip=True),
-            added(12, "later", normalized=True, single_word=True, rstrip=True),
-            added(13, "a", special=True),
+            added(13, "later", normalized=True, single_word=True, rstrip=True),
+            added(14, "a", special=True),
         ],
         "normalizer": {"type": "Lowercase"},
         "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated",

@@ -100,6 +100,11 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a merge of nothing known": (changed("model.merges", [["x", "y"]]), "not a tokenizer of the"),
     "a merge longer than all": (changed("model.merges", [["a" * 500, "b" * 500]]), "not a tokenizer of the"),
     "merges in text": (changed("model.merges", "a b"), "not a list"),
+    "no merges": (changed("model", {"type": "BPE", "vocab": {"a": 0}}), "model.merges is not a list"),
+    "a merge without the prefix": (
+        changed("model", {"type": "BPE", "vocab": {"a": 0, "\u00e9": 1}, "merges": [["a", "\u00e9"]],
+                          "continuing_subword_prefix": "#"}), "does not begin with '#'"
+    ),
     "an absurd added token": (changed("added_tokens", [entry(2**40)]), "has the id"),
     "an added token of no text": (changed("added_tokens", [entry(3, 7)]), "not a token"),
     "added tokens in text": (changed("added_tokens", "x"), "not a list"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Library
 
-from trifold.text.library import with_parts
+from trifold.text.library import tokens_by_id, with_parts
 
 TRUSTED = ("system", "developer", "assistant")  # roles whose special tokens are parsed
 _SECRET = secrets.token_hex(8)  # no text contains it by chance or on purpose
@@ -58,15 +58,14 @@ class TemplateTokens:
     def __init__(self, library: Library, names: Sequence[str]) -> None:
         self._names = names
         self._secret = {name: f"{_SECRET}s{number}e" for number, name in enumerate(names)}
-        added = library.get_added_tokens_decoder()
-        for token in added.values():
+        tokens = tokens_by_id(library)
+        for token in tokens.values():
             token.content = self._secret.get(token.content, token.content)
-        tokens = [added[number] for number in sorted(added)]
-        self._library = with_parts(library, library.model, tokens)
+        self._library = with_parts(library, library.model, tokens.values())
         self._library.post_processor = None
         # The copy numbers its added tokens in its own way.
         self._ids = {
-            self._library.token_to_id(token.content): number for number, token in added.items()
+            self._library.token_to_id(token.content): number for number, token in tokens.items()
         }
 
     def encode(self, text: str, run: Callable[[Library, str], Any]) -> tuple[list[int], list[int]]:

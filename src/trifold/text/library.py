@@ -14,8 +14,8 @@ from trifold.text.panics import hidden_panics, is_panic
 from trifold.text.patterns import PatternGuard
 from trifold.text.validation import MAX_FILE, pairs_of, validate
 
-# What a model of kind BPE may say besides its vocabulary and merges. Dropout is left out: it is
-# used for training only, and implemented in bpe_dropout.py.
+# The options of a BPE model. Dropout is left out: it is used for training only, and implemented in
+# bpe_dropout.py.
 _BPE_OPTIONS = (
     "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback",
     "ignore_merges",
@@ -56,8 +56,8 @@ def _content(path: UntrustedPath) -> tuple[dict[str, Any], str]:
 def make_library(document: Mapping[str, Any], text: str = "") -> Library:
     """The tokenizer of the valid content of a `tokenizer.json`, which may be given as text, too.
 
-    A model of kind BPE receives its vocabulary and merges as they are: written as JSON for the
-    library, those of a large model take as long again.
+    The vocabulary and the merges of BPE are passed as objects: to write them as JSON, which the
+    library parses, would double the time of a large tokenizer.
     """
     model = document["model"]
     if model.get("type") != "BPE":
@@ -65,16 +65,17 @@ def make_library(document: Mapping[str, Any], text: str = "") -> Library:
         if model.get("dropout"):
             library.model.dropout = None
         return library
-    merges = [*map(tuple, pairs_of(model.get("merges", [])))]
+    merges = [*map(tuple, pairs_of(model["merges"]))]
     options = {name: model[name] for name in _BPE_OPTIONS if model.get(name) is not None}
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     parts = Library.from_str(json.dumps({**document, "model": empty}))
-    return with_parts(parts, models.BPE(model["vocab"], merges, **options), added_tokens(parts))
+    made = models.BPE(model["vocab"], merges, **options)
+    return with_parts(parts, made, tokens_by_id(parts).values())
 
 
 def copy_library(library: Library) -> Library:
     """A copy, which shares the model: no model is changed after it was read."""
-    return with_parts(library, library.model, added_tokens(library))
+    return with_parts(library, library.model, tokens_by_id(library).values())
 
 
 def with_parts(library: Library, model: models.Model, tokens: Iterable[AddedToken]) -> Library:
@@ -88,10 +89,9 @@ def with_parts(library: Library, model: models.Model, tokens: Iterable[AddedToke
     return made
 
 
-def added_tokens(library: Library) -> list[AddedToken]:
-    """The added tokens by id."""
-    added = library.get_added_tokens_decoder()
-    return [added[number] for number in sorted(added)]
+def tokens_by_id(library: Library) -> dict[int, AddedToken]:
+    """Copies of the added tokens by id, in the order of the ids."""
+    return dict(sorted(library.get_added_tokens_decoder().items()))
 
 
 def _explain(message: str) -> str:

@@ -41,7 +41,8 @@ def validate(document: Mapping[str, Any], place: str) -> None:
         if model.get("max_input_chars_per_word", 0) not in range(_MAX_WORD + 1):
             raise Rejected(f"model.max_input_chars_per_word is not from 0 to {_MAX_WORD:,}")
         check_vocabulary(model.get("vocab"))
-        _check_merges(model.get("merges", []))
+        if model.get("type") == "BPE" or "merges" in model:
+            _check_merges(model.get("merges"), model.get("continuing_subword_prefix"))
         _check_added(document.get("added_tokens") or [])
         for name in (*PARTS, "post_processor"):
             _check_part(document.get(name), name)
@@ -169,17 +170,26 @@ def check_id(number: object, what: str) -> None:
 
 
 def pairs_of(merges: list[Any]) -> list[Any]:
-    """The tokens of each merge, which older files write as a text with a space."""
-    return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    """The tokens of each merge, which older files write as a text with a space, perhaps after a
+    line with a version.
+    """
+    return [
+        merge.split(" ") if isinstance(merge, str) else merge
+        for merge in merges
+        if not (isinstance(merge, str) and merge.startswith("#version"))
+    ]
 
 
-def _check_merges(merges: object) -> None:
+def _check_merges(merges: object, prefix: object) -> None:
+    """prefix: of the second token of each merge, which the library removes without a check."""
     if not isinstance(merges, list) or len(merges) > MAX_TOKENS:
         raise Rejected(f"model.merges is not a list of at most {MAX_TOKENS:,} pairs")
     pairs = pairs_of(merges)
     if not _are_pairs(pairs):
         wrong = next(merge for merge in merges if not _are_pairs(pairs_of([merge])))
         raise Rejected(f"model.merges: {str(wrong)[:60]!r} is not a pair of tokens")
+    if isinstance(prefix, str) and not all(second.startswith(prefix) for _, second in pairs):
+        raise Rejected(f"model.merges: a second token does not begin with {prefix!r:.40}")
 
 
 def _check_added(tokens: object) -> None:
@@ -233,7 +243,7 @@ def _as_object(value: object, where: str) -> dict[str, Any]:
 
 
 def _is_token(value: object) -> bool:
-    return _are_tokens([value])
+    return isinstance(value, str) and len(value) <= _MAX_TOKEN
 
 
 # Checks of all values of a kind at once, by functions of C: a vocabulary has up to millions.
@@ -244,7 +254,7 @@ def _are_tokens(values: Collection[Any]) -> bool:
 
 
 def _are_ids(values: Collection[Any]) -> bool:
-    """Whether all are integers below MAX_TOKENS; a truth value is none."""
+    """Whether all are integers below MAX_TOKENS; booleans are not."""
     is_integer = set(map(type, values)) <= {int}
     return is_integer and min(values, default=0) >= 0 and max(values, default=0) < MAX_TOKENS
 
