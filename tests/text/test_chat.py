@@ -217,6 +217,14 @@ def test_templates_in_settings_in_files_and_by_name(tmp_path: Path) -> None:
         read_tokenizer(tmp_path).chat([])
 
 
+def test_a_message_of_half_a_character_is_an_error(tmp_path: Path) -> None:
+    byte_level(tmp_path, "gpt2", END, chat_template=CHATML)
+    tokenizer = read_tokenizer(tmp_path)
+    for use in (tokenizer.chat, tokenizer.encode_chat):
+        with pytest.raises(DataError, match="unpaired surrogate"):
+            use([{"role": "user", "content": "fox\ud800"}])
+
+
 def test_templates_that_refuse_or_are_invalid() -> None:
     with pytest.raises(DataError, match="refuses these messages: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}", {})

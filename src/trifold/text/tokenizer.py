@@ -603,8 +603,8 @@ class Tokenizer:
         of that name.
 
         The template sees `more` (tools, documents, …). `encode_chat` gives the ids. Raises
-        DataError if there is no template or it rejects the messages, CheckpointError if it is
-        invalid.
+        DataError if there is no template, if it rejects the messages or if the text is not valid
+        Unicode, CheckpointError if it is invalid.
         """
         name = template or "default"
         if not template and more.get("tools") and "tool_use" in self.templates:
@@ -613,7 +613,9 @@ class Tokenizer:
             known = ", ".join(sorted(self.templates)) or "none"
             raise DataError(f"the tokenizer has no chat template {name!r} (known: {known})")
         more = {"add_generation_prompt": add_generation_prompt, **self.names, **more}
-        return render(self.templates[name], template_values(messages, more))
+        text = render(self.templates[name], template_values(messages, more))
+        verify([text])
+        return text
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """The ids of `chat`, whose arguments and errors these are. Special tokens that a user or a
