@@ -12,9 +12,9 @@ from trifold.linear.conjugate_gradients import conjugate_gradients
 def problem() -> tuple[Tensor, Tensor]:
     """A positive definite matrix (30, 30) of very different scales, and a target (30, 2)."""
     torch.manual_seed(0)
-    root = torch.randn(30, 30, dtype=torch.float64) / 30
+    root = torch.randn(30, 30, dtype=torch.float64) / 30**0.5
     scales = torch.logspace(-2, 2, 30, dtype=torch.float64)
-    matrix = scales[:, None] * (root @ root.T + torch.eye(30)) * scales
+    matrix = scales[:, None] * (root @ root.T + torch.eye(30) / 10) * scales
     return matrix, torch.randn(30, 2, dtype=torch.float64)
 
 
