@@ -177,7 +177,7 @@ def read_sentencepiece(path: UntrustedPath) -> Vocabulary:
     more: dict[str, Any] = {"scores": [(piece, score) for piece, score, _ in pieces]}
     if kind == BPE:
         ids = {piece: number for number, (piece, _, _) in enumerate(pieces)}
-        more = {"ids": ids, "merges": all_merges([*ids])}
+        more = {"ids": ids, "merges": all_merges(sorted(ids, key=ids.__getitem__))}
     byte_fallback = bool(trainer.get(35, False))
     return Vocabulary(
         charsmap=charsmap, added=added, unk_id=unk_id, byte_fallback=byte_fallback, **more
