@@ -787,7 +787,7 @@ def load(
         stored=None if weights == "full" else weights,
     )
     if weights not in (None, "full"):
-        return_freed_memory()  # of matrices that were decoded; small weights are to save memory
+        return_freed_memory()  # of the decoded matrices that these weights are made of
     folder = folder_with("tokenizer_config.json", model_folder)
     read: Callable[[], Tokenizers] | None = None
     reader = writer = None

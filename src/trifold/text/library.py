@@ -44,7 +44,7 @@ def read_library(path: UntrustedPath) -> tuple[Library, dict[str, Any], PatternG
 
 
 def _content(path: UntrustedPath) -> tuple[dict[str, Any], str]:
-    """The content of a file, and as text; "" if it was made here and is in no file."""
+    """The parsed content of a file, and its text, which is "" for content that is made here."""
     if isinstance(path, FileAsFolder) and path.exists():
         made = path.made()
         if isinstance(made, dict):
@@ -54,10 +54,10 @@ def _content(path: UntrustedPath) -> tuple[dict[str, Any], str]:
 
 
 def make_library(document: Mapping[str, Any], text: str = "") -> Library:
-    """The tokenizer of the valid content of a `tokenizer.json`, which may be given as text, too.
+    """The tokenizer of the valid content of a `tokenizer.json`. text: the same content, if it is
+    known.
 
-    The vocabulary and the merges of BPE are passed as objects: to write them as JSON, which the
-    library parses, would double the time of a large tokenizer.
+    The vocabulary and the merges of BPE are passed as objects. The library parses everything else.
     """
     model = document["model"]
     if model.get("type") != "BPE":

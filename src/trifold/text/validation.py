@@ -181,7 +181,7 @@ def pairs_of(merges: list[Any]) -> list[Any]:
 
 
 def _check_merges(merges: object, prefix: object) -> None:
-    """prefix: of the second token of each merge, which the library removes without a check."""
+    """prefix: begins the second token of each merge. The library removes it without a check."""
     if not isinstance(merges, list) or len(merges) > MAX_TOKENS:
         raise Rejected(f"model.merges is not a list of at most {MAX_TOKENS:,} pairs")
     pairs = pairs_of(merges)
@@ -246,7 +246,7 @@ def _is_token(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _MAX_TOKEN
 
 
-# Checks of all values of a kind at once, by functions of C: a vocabulary has up to millions.
+# These check all values at once, by functions in C: a vocabulary has up to millions of tokens.
 
 
 def _are_tokens(values: Collection[Any]) -> bool:
