@@ -90,7 +90,7 @@ def trained(tmp_path_factory):
 
 def test_a_word_has_as_many_forms_as_are_declared():
     for word in ("", "a", "Ada", "12-A", "№1"):
-        assert len([*forms_of(Place("", word, ""))]) == FORMS
+        assert len([*forms_of(Place(("", "", word, "", "")))]) == FORMS
     sentences = [["Ada", "ran"], ["so"]]
     found = hashed_forms(sentences, BUCKETS)
     assert found.shape == (3, FORMS) and len(places_of(sentences)) == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, groupby
 
 import numpy as np
@@ -18,26 +19,30 @@ from trifold.linear.ngrams import Ids
 
 AFFIXES = (2, 3)  # letters of the ends and starts of words
 CLASSES = ((str.isupper, "X"), (str.isdigit, "d"), (str.isalpha, "x"))  # of characters
-FORMS = 11  # of a word
+FORMS = 13  # of a word
+NEIGHBORS = 2  # on each side
+SIDES = {"here": NEIGHBORS, "before": NEIGHBORS - 1, "after": NEIGHBORS + 1}
 MOST_WORDS = 300_000  # that a linear model is fitted on, so that it takes seconds
 
 
 @dataclass(frozen=True)
 class Place:
-    """A word between its neighbors; empty ones at the ends of a sentence."""
+    """around: a word between the NEIGHBORS before and after it; empty ones at the ends of a
+    sentence.
+    """
 
-    before: str
-    word: str
-    after: str
+    around: tuple[str, ...]
 
 
 def places_of(sentences: Sequence[Sequence[str]]) -> list[Place]:
     """Each word of sentences with its neighbors."""
-    return [
-        Place(*around)
-        for words in sentences
-        for around in zip(["", *words], words, [*words[1:], ""], strict=False)
-    ]
+    ends = [""] * NEIGHBORS
+    width = 2 * NEIGHBORS + 1
+    places = []
+    for words in sentences:
+        padded = (*ends, *words, *ends)
+        places += [Place(padded[first : first + width]) for first in range(len(words))]
+    return places
 
 
 def chosen_sentences(sizes: Ids) -> Ids:
@@ -51,6 +56,7 @@ def chosen_sentences(sizes: Ids) -> Ids:
     return np.linspace(0, len(sizes) - 1, count).astype(np.int64)
 
 
+@lru_cache(maxsize=2**16)
 def shape_of(word: str) -> str:
     """The kinds of characters in turn: `Xx` of `Ada`, `d-X` of `12-A`."""
     return "".join(kind for kind, _ in groupby(map(_class_of, word)))
@@ -62,14 +68,17 @@ def _class_of(character: str) -> str:
 
 def forms_of(place: Place) -> Iterator[str]:
     """The `FORMS` names of the forms of a place."""
-    word = place.word
+    shapes = [*map(shape_of, place.around)]
+    word = place.around[NEIGHBORS]
     yield f"word {word}"
     for size in AFFIXES:
         yield f"end {word[-size:]}"
         yield f"start {word[:size]}"
-    for side, text in (("here", word), ("before", place.before), ("after", place.after)):
-        yield f"{side} {text.lower()}"
-        yield f"{side}, shape {shape_of(text)}"
+    for side, number in SIDES.items():
+        yield f"{side} {place.around[number].lower()}"
+        yield f"{side}, shape {shapes[number]}"
+    yield f"three shapes {' '.join(shapes[1:-1])}"
+    yield f"five shapes {' '.join(shapes)}"
 
 
 def hashed_forms(sentences: Sequence[Sequence[str]], buckets: int) -> Ids:
