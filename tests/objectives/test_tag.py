@@ -372,7 +372,7 @@ def test_an_overfitted_model_finds_all_entities_of_its_training_sentences(tmp_pa
 def test_tags_that_are_not_of_entities_have_an_accuracy(tmp_path):
     sentences = [[("the", "DT"), ("fog", "NN")], [("a", "DT"), ("fog", "NN"), ("is", "VB")]]
     path = write_conll(tmp_path / "train.conll", sentences)
-    files = {"data.train": str(path), "data.valid": str(path), "task.best_by": "accuracy"}
+    files = {"data.train": str(path), "data.valid": str(path)}
     outcome = trifold.train("tag", out=tmp_path / "run", **SMALL | files)
     assert outcome.scores == {"accuracy": 100}
     found = trifold.load(tmp_path / "run").tag("the fog fog is")  # one tag for each word

@@ -41,9 +41,11 @@ from trifold.objectives.linear_path import Fitted, fit_forms, has_path, with_fit
 from trifold.objectives.objective import BuildContext, TaskBundle
 from trifold.objectives.plans import FORMS_BY_DEFAULT
 from trifold.objectives.tag_columns import (
+    are_of_entities,
     check_columns,
     check_schemes,
     describe_example,
+    is_tag,
     numbers_warning,
     scheme_notes,
 )
@@ -159,9 +161,10 @@ class TagSettings(LabelledSettings):
     heads = ("token",)
 
     kind: Literal["tag"] = "tag"
-    best_by: Literal["f1", "accuracy", "loss"] = Field(
-        "f1",
-        description="f1: of entities; accuracy and loss: tags of any kind, such as parts of speech",
+    best_by: Literal["auto", "f1", "accuracy", "loss"] = Field(
+        "auto",
+        description="f1: of entities; accuracy and loss: tags of any kind, such as parts of "
+        "speech; auto: f1, or accuracy if no tag looks like one of entities",
     )
 
     @classmethod
@@ -239,12 +242,17 @@ class TagSettings(LabelledSettings):
                     "each word one tag"
                 )
         check_columns(rows)
-        if self.best_by == "f1":
+        finds_entities = self.best_by == "f1"
+        if self.best_by == "auto":
+            words, tags = ({*chain(*rows.columns[name])} for name in ROLES)
+            are_swapped = all(map(is_tag, words))
+            finds_entities = are_of_entities(tags) or are_swapped
+        if finds_entities:
             check_schemes(rows)
         if self.edges:
             _check_edges(rows)
         rows.report.notes.append(describe_example(rows))
-        if self.best_by == "f1":
+        if finds_entities:
             rows.report.notes.extend(scheme_notes(rows))
         return rows
 
@@ -315,6 +323,12 @@ class TagWords(LabelledObjective):
     token_name = "words"
     path_rows: Rows | None = None  # that the linear path is fitted on
     _fitted_path: Fitted | None = None
+
+    def __init__(self, settings: TagSettings, *args: Any, **options: Any) -> None:
+        super().__init__(settings, *args, **options)
+        if settings.best_by == "auto":
+            score = "f1" if are_of_entities(self.config.labels) else "accuracy"
+            self.settings = settings.model_copy(update={"best_by": score})
 
     def examples(self, rows: Rows, draw: int | None = None) -> TaggedExamples:
         """Encode sentences and align their words with tokens. Reports truncated sentences and

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, pairwise
 
 from trifold.data import Rows
@@ -64,6 +64,15 @@ def check_schemes(rows: Rows) -> None:
         if wrong is not None:
             place = f"{rows.report.name}:{line}"
             raise DataError(f"{place}: {_problem(wrong, words, tags, find_scheme(rows))}")
+
+
+def are_of_entities(tags: Collection[str]) -> bool:
+    """Whether tags are O or have prefixes, or seem to be meant so; not parts of speech, such as
+    NOUN. Numbers may stand for either.
+    """
+    if all(map(str.isdecimal, tags)):
+        return True
+    return any(is_tag(tag) or _meant(tag) not in (None, "O") for tag in tags)
 
 
 def is_tag(text: str) -> bool:
