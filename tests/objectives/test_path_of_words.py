@@ -4,7 +4,10 @@ evaluation and prediction read the same forms of words.
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from tests.command_line import run_command
 from tests.train.runs import RecordingView, lines_of
 
 import trifold
@@ -28,6 +32,7 @@ from trifold.nn.parts import LogitsPart, part_of
 from trifold.objectives import linear_path
 from trifold.objectives.evaluation import PARTS_OF_MODEL
 from trifold.objectives.linear_path import fit_forms
+from trifold.predict.tag_transitions import TRANSITIONS, Transitions
 from trifold.predict.word_features import WordRows
 from trifold.recipe import load_recipe
 from trifold.train import train
@@ -187,16 +192,39 @@ def test_evaluation_and_prediction_read_the_same(trained):
     objective = data.objective
     batch = objective.batch(data.valid, np.arange(len(sentences)))
     with torch.no_grad():
-        logits = objective.logits(pipe.model, batch).softmax(-1).numpy()
-    starts = batch.inputs.packing.starts.numpy()
+        logits = objective.logits(pipe.model, batch)
+    found = objective.predictions(logits, batch)
+    (classes,), (confidences,) = found["classes"], found["confidences"]
     for row, (tags, one) in enumerate(zip(many, alone, strict=True)):
         firsts = data.valid.firsts[row]
-        expected = logits[starts[row] + np.array(firsts)]
-        for tag, same, scores in zip(tags, one, expected, strict=True):
-            assert tag.label == same.label == data.config.labels[scores.argmax()]
-            assert tag.score == pytest.approx(float(scores.max()), abs=1e-4)
+        expected = zip(classes[row][firsts], confidences[row][firsts], strict=True)
+        for tag, same, (number, score) in zip(tags, one, expected, strict=True):
+            assert tag.label == same.label == data.config.labels[number]
+            assert tag.score == pytest.approx(float(score), abs=1e-4)
             assert same.score == pytest.approx(tag.score, abs=1e-4)
     assert [spans for spans in as_texts if spans]
+
+
+def test_evaluation_and_prediction_follow_the_transitions_of_the_folder(trained, tmp_path):
+    run, data = trained
+    changed = tmp_path / "run"
+    shutil.copytree(run, changed)
+    file = changed / "model" / "tokenizer_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    numbers = {name: number for number, name in enumerate(data.config.labels)}
+    counted = Transitions.count(data.bundle.train.columns["tags"], numbers)
+    assert settings[TRANSITIONS] == counted.as_setting()[TRANSITIONS]
+    streets = [[9.0 if name == "I-LOC" else 0.0 for name in numbers]] * (len(numbers) + 1)
+    file.write_text(json.dumps(settings | {TRANSITIONS: streets}), encoding="utf-8")
+    sentences = data.bundle.valid.columns["words"]
+    tags = [[tag.label for tag in row] for row in trifold.load(changed).tag(sentences)]
+    assert tags != [[tag.label for tag in row] for row in trifold.load(run).tag(sentences)]
+    assert "I-LOC" in tags[0]
+    printed = run_command("eval", str(changed), str(data.recipe.data.valid), "--json")
+    pairs = zip(chain(*tags), chain(*data.bundle.valid.columns["tags"]), strict=True)
+    matches = [one == other for one, other in pairs]
+    accuracy = json.loads(printed.out)["scores"]["accuracy"]
+    assert accuracy == pytest.approx(100 * sum(matches) / len(matches))
 
 
 def test_the_report_has_both_parts_alone(trained):

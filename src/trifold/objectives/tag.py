@@ -4,12 +4,13 @@ rows -> example    words joined by spaces, as tokens; the first token of each wo
                    its tag
 example -> batch   packed sentences
 loss               - Σ log P(tag | sentence) over the first tokens
-predictions        the class of the first token of each word, by `predict.tag`
+predictions        the classes of the first tokens of words, as `predict.tag` chooses them
 scores             precision, recall and F1 of entities; accuracy of the tags
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from operator import eq
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from torch import Tensor
 from trifold.data import DataSettings, Role, Rows, Source, read_records
 from trifold.data.roles import MISSING, check_text, is_missing, list_in
 from trifold.errors import DataError, plural
-from trifold.folders import AnyPath
+from trifold.folders import AnyPath, named
 from trifold.nn import ModelConfig, Transformer
 from trifold.nn.config import Shape
 from trifold.nn.parts import AttentionPart, part_of
@@ -57,6 +58,7 @@ from trifold.predict.tag import (
     word_spans,
     words_of_tokens,
 )
+from trifold.predict.tag_transitions import TRANSITIONS, Transitions, best_classes
 from trifold.predict.word_features import WordRows
 from trifold.ragged import Ragged
 from trifold.scores.bootstrap import Resampled, sums_scorer
@@ -68,6 +70,7 @@ from trifold.scores.entities import (
     find_entities,
 )
 from trifold.text.spans import Ids
+from trifold.text.special_tokens import merge_files
 from trifold.text.tokenizer import NO_LIMITS
 
 NO_TAG = UNKNOWN  # label of the tokens that are not the first of a word, and of unknown tags
@@ -209,6 +212,7 @@ class TagSettings(LabelledSettings):
         if self.edges:
             tokenizer.settings[EDGES] = True
         config = _with_labels(context.config_for(tokenizer), train, context.start)
+        tokenizer.settings |= self._transitions(context, train, config)
         if context.model.label_names is None:
             report_similar(context, config.labels)
         context.report_labels("tags", config.labels)
@@ -220,6 +224,22 @@ class TagSettings(LabelledSettings):
             return bundle
         objective.path_rows = train
         return replace(bundle, initialize=objective.initialize)
+
+    def _transitions(
+        self, context: BuildContext, train: Rows, config: ModelConfig
+    ) -> Mapping[str, Any]:
+        """The setting of a tokenizer: which tags follow each other, of a trained model or in the
+        training rows. None of graphs, whose words have no order.
+        """
+        if context.is_trained:
+            settings = merge_files(named(context.folder))
+            return {key: value for key, value in settings.items() if key == TRANSITIONS}
+        if self.edges:
+            return {}
+        numbers = {name: number for number, name in enumerate(config.labels)}
+        known = ([tag for tag in tags if tag in numbers] for tags in train.columns["tags"])
+        found = Transitions.count(known, numbers)
+        return {} if found is None else found.as_setting()
 
     def _read(self, source: Source, settings: DataSettings, split: str) -> Rows:
         """Sentences with as many tags as words. Raises DataError for others, for tags without a
@@ -316,6 +336,13 @@ def _graph(words: Sequence[int], pairs: Sequence[tuple[int, int]]) -> NDArray[np
     return table[numbers[:, None], numbers]
 
 
+@dataclass(frozen=True)
+class TagBatch(Batch):
+    """is_first: (T,) which tokens are the first ones of words."""
+
+    is_first: Tensor
+
+
 class TagWords(LabelledObjective):
     """Tagging of words."""
 
@@ -380,12 +407,17 @@ class TagWords(LabelledObjective):
 
     def batch(
         self, examples: TaggedExamples, rows: Ids, width: int | None = None, *, draw: int = 0
-    ) -> Batch:
+    ) -> TagBatch:
         """Pack the given sentences, truncated to `width` tokens if given. Not random. labels (T,):
         of the tokens.
         """
         inputs = self.pack(examples, rows, width)
         packing: Any = inputs.packing
+        is_first = torch.zeros(packing.length, dtype=torch.bool)
+        starts = packing.starts.tolist()
+        for row, start, end in zip(rows.tolist(), starts, starts[1:], strict=False):
+            firsts = [start + first for first in examples.firsts[row] if 0 <= first < end - start]
+            is_first[firsts] = True
         labels = pad_end(
             examples.labels.joined(rows, np.diff(packing.starts)), packing.length, NO_TAG
         )
@@ -395,7 +427,8 @@ class TagWords(LabelledObjective):
         if examples.words is not None:
             features = examples.words.features((1, packing.length), rows, np.diff(packing.starts))
             inputs = replace(inputs, features=features)
-        return Batch(inputs, labels, int((labels != NO_TAG).sum()))
+        tokens = int((labels != NO_TAG).sum())
+        return TagBatch(inputs, labels, tokens, is_first)
 
     @property
     def reads_edges(self) -> bool:
@@ -404,19 +437,36 @@ class TagWords(LabelledObjective):
 
     # --- loss, predictions, scores ----------------------------------------------------------------
 
+    @cached_property
+    def transitions(self) -> Transitions | None:
+        """Which tags follow each other."""
+        return Transitions.of(self.tokenizer, len(self.config.labels))
+
     def logits(self, model: Transformer, batch: Batch) -> Tensor:
         """(T, C)."""
         logits: Tensor = model.heads["token"](model(batch.inputs), batch.inputs, None)
         return logits[0]
 
-    def predictions(self, logits: Tensor, batch: Batch) -> dict[str, Any]:
-        """The most probable classes of the tokens of each row, and their probabilities."""
-        return {
-            "classes": [self.split(logits.argmax(-1), batch)],
-            "confidences": [self.split(logits.softmax(-1).amax(-1), batch)],
-        }
+    def predictions(self, logits: Tensor, batch: TagBatch) -> dict[str, Any]:
+        """The classes of the tokens of each row, and their probabilities: of first tokens those of
+        the most probable tags of the sentence, of others the most probable class.
+        """
+        probabilities = self.split(logits.softmax(-1), batch)
+        is_first = self.split(batch.is_first, batch)
+        classes = [of_row.argmax(-1) for of_row in probabilities]
+        of_words = best_classes(
+            self.transitions,
+            [of_row[firsts] for of_row, firsts in zip(probabilities, is_first, strict=True)],
+        )
+        for of_row, firsts, chosen in zip(classes, is_first, of_words, strict=True):
+            of_row[firsts] = chosen
+        confidences = [
+            np.take_along_axis(of_row, chosen[:, None], 1)[:, 0]
+            for of_row, chosen in zip(probabilities, classes, strict=True)
+        ]
+        return {"classes": [classes], "confidences": [confidences]}
 
-    def measure(self, model: Transformer, batch: Batch) -> dict[str, Any]:
+    def measure(self, model: Transformer, batch: TagBatch) -> dict[str, Any]:
         logits = self.logits(model, batch)
         sums: dict[str, Any] = {"nll": float(self.nll(logits, batch)), "tokens": batch.tokens}
         sums |= self.predictions(logits, batch)
@@ -425,7 +475,7 @@ class TagWords(LabelledObjective):
             head: Any = model.heads["token"]
             of_path = head.path(features).to(logits)
             for name, of_part in zip(PARTS_OF_MODEL, (of_path, logits - of_path), strict=True):
-                sums[name] = [self.split(of_part.argmax(-1), batch)]
+                sums[name] = self.predictions(of_part, batch)["classes"]
         return sums
 
     def split(self, values: Tensor, batch: Batch) -> list[NDArray[Any]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trifold.errors import UsageError
 from trifold.predict.model_reader import ModelReader
+from trifold.predict.tag_transitions import Transitions, best_classes
 from trifold.predict.word_features import WordRows, form_buckets
 from trifold.text import Encoded, Tokenizer
 
@@ -73,7 +74,10 @@ def tag(
     B- starts a span); `first`, `average` and `max` merge whole words, with the class of their first
     token, of the mean of their tokens, or of their most certain token; `words` reads words between
     spaces, with the class of their first token, as training does, where labels without B- and I-
-    are not merged. Default: words; with WordPiece, first, unless the model was trained here. Raises
+    are not merged. Default: words; with WordPiece, first, unless the model was trained here.
+
+    Words have the most probable sequence of tags, if the model was trained here
+    (`predict.tag_transitions`); tokens and merged words have the most probable tag of each. Raises
     UsageError if the tokenizer has no positions of tokens.
     """
     tokenizer = reader.required_tokenizer
@@ -90,15 +94,17 @@ def tag(
     sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
     rows = reader.encode(sentences)
     labels = reader.config.labels
+    transitions = Transitions.of(tokenizer, len(labels))
     tagged = []
     outputs = reader.run_rows(rows, reader.head("token"), _word_rows(reader, texts, rows))
     for given, sentence, row, logits in zip(texts, sentences, rows, outputs, strict=True):
         scores = logits[: len(row.ids)].softmax(-1).numpy()
         if isinstance(given, str):
-            tags = _tag_text(tokenizer, sentence, row, scores, labels, merge)
+            of_words = transitions if merge == "words" else None
+            tags = _tag_text(tokenizer, sentence, row, scores, labels, merge, of_words)
             tagged.append([tag for tag in tags if tag.label not in ignore])
         else:
-            tagged.append(_tag_words(given, sentence, row, scores, labels))
+            tagged.append(_tag_words(given, sentence, row, scores, labels, transitions))
     return tagged
 
 
@@ -148,6 +154,7 @@ def _tag_text(
     scores: Scores,
     labels: Sequence[str],
     merge: Merge,
+    transitions: Transitions | None,
 ) -> list[Tag]:
     """The tags of a text, merged as `tag` describes. scores: (T, C) of the tokens of its row."""
     if merge == "words":
@@ -159,7 +166,7 @@ def _tag_text(
         if merge in WORDS:
             units = _merge_words(units, WORDS[merge])
         merges_spans = merge != "none"
-    tags = [_tag(unit, labels, text) for unit in units]
+    tags = _tags(units, labels, text, transitions)
     if merges_spans:
         return _merge_spans(tags, text)
     return tags
@@ -176,17 +183,23 @@ def _words_between_spaces(text: str, row: Encoded, scores: Scores) -> list[_Toke
 
 
 def _tag_words(
-    words: Sequence[str], text: str, row: Encoded, scores: Scores, labels: Sequence[str]
+    words: Sequence[str],
+    text: str,
+    row: Encoded,
+    scores: Scores,
+    labels: Sequence[str],
+    transitions: Transitions | None,
 ) -> list[Tag]:
     """The tag of each of the words, which the text joins by spaces."""
     spans = word_spans(words)
-    tags = []
-    for (start, end), first in zip(spans, first_tokens(row, spans), strict=True):
-        if first < 0:
-            tags.append(Tag("O", 0.0, "", start, end))
-        else:
-            tags.append(_tag(_Token(scores[first], start, end), labels, text))
-    return tags
+    firsts = first_tokens(row, spans)
+    placed = zip(spans, firsts, strict=True)
+    units = [_Token(scores[first], *span) for span, first in placed if first >= 0]
+    found = iter(_tags(units, labels, text, transitions))
+    return [
+        Tag("O", 0.0, "", *span) if first < 0 else next(found)
+        for span, first in zip(spans, firsts, strict=True)
+    ]
 
 
 def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
@@ -262,11 +275,17 @@ def _merge_words(tokens: Sequence[_Token], join: Callable[[Scores], Scores]) -> 
     ]
 
 
-def _tag(unit: _Token, labels: Sequence[str], text: str) -> Tag:
-    best = int(unit.scores.argmax())
-    return Tag(
-        labels[best], float(unit.scores[best]), text[unit.start : unit.end], unit.start, unit.end
-    )
+def _tags(
+    units: Sequence[_Token], labels: Sequence[str], text: str, transitions: Transitions | None
+) -> list[Tag]:
+    """The tag of each token or word."""
+    if not units:
+        return []
+    (classes,) = best_classes(transitions, [np.stack([unit.scores for unit in units])])
+    return [
+        Tag(labels[best], float(scores[best]), text[start:end], start, end)
+        for best, (scores, start, end, _) in zip(classes.tolist(), units, strict=True)
+    ]
 
 
 def _merge_spans(tags: Sequence[Tag], text: str) -> list[Tag]:
