@@ -17,6 +17,7 @@ from tests.train.runs import RecordingView, lines_of
 
 import trifold
 from trifold.data import Rows
+from trifold.linear.logistic import LinearModel
 from trifold.nn import ModelConfig
 from trifold.objectives import linear_path
 from trifold.objectives.linear_path import PathRows, fit_path
@@ -32,6 +33,7 @@ GOOD = "good fine great superb lovely".split()
 BAD = "bad poor awful dull weak".split()
 OTHERS = "the a film story scene actor plot end with and of".split()
 CHINESE = {"好": "很好看精彩", "坏": "很难看无聊"}
+ENCODER = {"shape": "encoder", "heads": ("sequence",)}
 TINY: dict[str, Any] = {
     "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.d_ff": 16,
     "train.steps": 12, "train.validate_every": 6, "train.save_every": 6, "train.precision": "float32",
@@ -167,8 +169,8 @@ def test_rows_beyond_the_limit_are_predicted_by_the_fit(tmp_path, monkeypatch):
 
 def test_class_weights_shift_the_path_and_many_classes_have_fewer_buckets():
     config = ModelConfig.parse(
-        {"shape": "encoder", "heads": ("sequence",), "n_labels": 2, "linear_path": {"words": 64, "characters": 64}}
-    )  # fmt: skip
+        {**ENCODER, "n_labels": 2, "linear_path": {"words": 64, "characters": 64}}
+    )
     texts, labels = (
         ["good film", "bad film", "good plot", "bad end"] * 3,
         np.array([1, 0, 1, 0] * 3),
@@ -182,6 +184,32 @@ def test_class_weights_shift_the_path_and_many_classes_have_fewer_buckets():
     assert linear_path.with_fitting_path(config) == config
     one = fit_path(config.model_copy(update={"n_labels": 1}), texts[:1], np.array([0]))
     assert one.weight.shape == (128, 1) and one.logits.shape == (1, 1)
+
+
+def test_many_texts_have_more_buckets_than_few():
+    def buckets(characters: int, classes: int = 2, given: int = 2**16) -> tuple[int, int]:
+        path = {"words": given, "characters": given}
+        config = ModelConfig.parse({**ENCODER, "n_labels": classes, "linear_path": path})
+        columns = linear_path.path_columns(linear_path.with_fitting_path(config, characters))
+        return columns.words, columns.characters
+
+    assert buckets(0) == buckets(2**16) == (2**16, 2**16)
+    assert buckets(2**16 + 1) == (2**17, 2**17)
+    assert buckets(10**9) == (2**18, 2**18)
+    assert buckets(10**9, classes=8) == (2**18, 2**18)
+    assert buckets(10**9, classes=9) == (2**17, 2**17)
+    assert buckets(10**9, classes=100) == (2**16, 2**16)
+    assert buckets(10**9, given=2**15) == (2**15, 2**15)  # set by a user
+
+
+def test_a_fit_leaves_out_buckets_that_no_text_uses():
+    idf = np.array([0.0, 1.5, 0.0, 2.0])
+    used = linear_path.Used.of(idf)
+    assert used.buckets.tolist() == [1, 3] and used.idf.tolist() == [1.5, 2.0]
+    assert used.places[[1, 3]].tolist() == [0, 1]
+    spread = used.spread(LinearModel(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0])))
+    assert spread.weights.tolist() == [[0, 0], [1, 2], [0, 0], [3, 4]]
+    assert spread.bias.tolist() == [5.0]
 
 
 def test_known_logits_are_those_of_the_chosen_rows():

@@ -123,8 +123,11 @@ TAGS = ["O", "B-LOC", "I-LOC", "B-PER"]
 def test_the_fit_is_that_of_scikit_learn():
     sentences = sentences_of(60)
     config, words, fitted = fitted_on(sentences, TAGS)
-    x = linear_path._matrix_of_forms(words.forms, fitted.of_features["idf"].double().numpy())
-    x = x.matrix.to_dense().double().numpy()
+    idf = fitted.of_features["idf"].double().numpy()
+    used = linear_path.Used.of(idf)
+    x = np.zeros((len(words.forms), BUCKETS))
+    found = linear_path._matrix_of_forms(words.forms, idf, used)
+    x[:, used.buckets] = found.matrix.to_dense().numpy()
     y = [TAGS.index(tag) for _, tags in sentences for tag in tags]
     oracle = LogisticRegression(C=linear_path.STRENGTH_OF_FORMS, tol=1e-8, max_iter=1000).fit(x, y)
     ours = (x @ fitted.weight.double().numpy() + fitted.bias.double().numpy()).astype(np.float64)

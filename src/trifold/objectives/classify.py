@@ -208,7 +208,8 @@ class ClassifySettings(TextLossSettings):
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
         if not context.is_trained:
-            config = self._with_path(config, pairs=bool(pairs))
+            characters = sum(map(len, train.columns["text"]))
+            config = self._with_path(config, characters, pairs=bool(pairs))
         objective = Classify(
             self,
             tokenizer,
@@ -224,12 +225,12 @@ class ClassifySettings(TextLossSettings):
         objective.path_rows = train
         return replace(bundle, initialize=objective.initialize)
 
-    def _with_path(self, config: ModelConfig, *, pairs: bool) -> ModelConfig:
-        """The config with a linear path for its texts or pairs. What two texts share is the same in
-        both orders, so that the path would count twice.
+    def _with_path(self, config: ModelConfig, characters: int, *, pairs: bool) -> ModelConfig:
+        """The config with a linear path for its texts, which have so many characters, or for its
+        pairs. What two texts share is the same in both orders, so that the path would count twice.
         """
         if not pairs:
-            return with_fitting_path(config)
+            return with_fitting_path(config, characters)
         return without_path(config) if self.both_orders else with_path_of_pairs(config)
 
 

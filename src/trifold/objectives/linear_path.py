@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ RIDGE = 1.0  # of the squared weights, for standardized numbers
 PARTS = 5  # of the training rows
 PARTS_OF_SENTENCES = 3  # fewer, because their fits take longer
 MOST_FEATURES = 2**23  # of the rows that a path is fitted on, so that it takes seconds
+USUAL_BUCKETS = 2**16  # of words and of characters, by default; more for many texts
+MOST_BUCKETS = 2**18
+MOST_WEIGHTS_OF_MORE = 2**22  # of more buckets than usual
 MOST_WEIGHTS = 2**24
 CHUNK = 10_000  # rows whose features are in memory at once
 SMALLEST_WEIGHT = 1e-4  # of a class, whose logarithm is finite
@@ -121,11 +124,29 @@ def without_path(config: ModelConfig) -> ModelConfig:
     return part_of(LogitsPart, config).with_columns(config, FeatureColumns())
 
 
-def with_fitting_path(config: ModelConfig) -> ModelConfig:
-    """The config with fewer buckets of the path if there are very many classes."""
-    most = 1 << (MOST_WEIGHTS // (2 * config.n_labels)).bit_length() - 1
-    columns = FeatureColumns(*(min(most, size) for size in path_columns(config)))
+def with_fitting_path(config: ModelConfig, characters: int = 0) -> ModelConfig:
+    """The config with more buckets of the path, if it has the usual ones, for texts with so many
+    characters, as far as there are few classes; and with fewer for very many classes.
+    """
+    columns = path_columns(config)
+    more = min(MOST_BUCKETS, _power_of_two(characters), _buckets_of(MOST_WEIGHTS_OF_MORE, config))
+    if columns.words == columns.characters == USUAL_BUCKETS < more:
+        columns = columns._replace(words=more, characters=more)
+    most = _buckets_of(MOST_WEIGHTS, config)
+    columns = FeatureColumns(*(min(most, size) for size in columns))
     return part_of(LogitsPart, config).with_columns(config, columns)
+
+
+def _buckets_of(weights: int, config: ModelConfig) -> int:
+    """How many buckets of words, and as many of characters, have at most so many weights; a power
+    of two.
+    """
+    return 1 << (weights // (2 * config.n_labels)).bit_length() - 1
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest one that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
 
 
 def with_path_of_pairs(config: ModelConfig) -> ModelConfig:
@@ -155,7 +176,9 @@ def fit_path(
     chosen = _chosen_rows(texts)
     counted = _count(texts, chosen, path)
     idf = _idf(counted, path, len(chosen))
-    features = _matrix(counted, path, idf, len(chosen))
+    used = Used.of(idf)
+    counted = counted._replace(ids=used.places[counted.ids])
+    features = _matrix(counted, path, used.idf, len(chosen))
     fitted = problem.fit(features, labels[chosen])
     of_rows = np.zeros((len(texts), config.n_labels), np.float32)
     part_of_row = np.arange(len(chosen)) % PARTS
@@ -164,10 +187,11 @@ def fit_path(
         outside = np.flatnonzero(part_of_row != part)
         model = fitted
         if len(outside):
-            model = problem.fit(_rows_of(counted, path, idf, outside), labels[chosen[outside]])
+            model = problem.fit(_rows_of(counted, path, used.idf, outside), labels[chosen[outside]])
         if len(inside):
-            logits = model.logits(_rows_of(counted, path, idf, inside))
+            logits = model.logits(_rows_of(counted, path, used.idf, inside))
             of_rows[chosen[inside]] = logits.float().numpy()
+    fitted = used.spread(fitted)
     others = np.setdiff1d(np.arange(len(texts)), chosen)
     for start in range(0, len(others), CHUNK):
         rows = others[start : start + CHUNK]
@@ -180,6 +204,31 @@ def fit_path(
         of_rows,
         len(chosen),
     )
+
+
+class Used(NamedTuple):
+    """The buckets that training rows use. Others have no weight, and a fit without them is faster.
+
+    buckets (U,), their idf (U,), and places (F,): the number of each bucket among those in use.
+    """
+
+    buckets: Ids
+    idf: NDArray[np.float64]
+    places: Ids
+
+    @classmethod
+    def of(cls, idf: NDArray[np.float64]) -> Used:
+        """Those whose idf (F,) is not 0."""
+        buckets = np.flatnonzero(idf)
+        places = np.zeros(len(idf), np.int64)
+        places[buckets] = np.arange(len(buckets))
+        return cls(buckets, idf[buckets], places)
+
+    def spread(self, model: LinearModel) -> LinearModel:
+        """The model of all buckets, from that of those in use."""
+        weights = model.weights.new_zeros(len(self.places), model.weights.shape[1])
+        weights[torch.from_numpy(self.buckets)] = model.weights
+        return LinearModel(weights, model.bias)
 
 
 def fit_forms(config: ModelConfig, words: WordRows, labels: Sequence[Ids]) -> Fitted:
@@ -198,16 +247,18 @@ def fit_forms(config: ModelConfig, words: WordRows, labels: Sequence[Ids]) -> Fi
     classes = np.concatenate(labels)
     fitted_on = part_of_word < PARTS_OF_SENTENCES
     idf = _idf_of_forms(words.forms[fitted_on], buckets)
+    used = Used.of(idf)
     of_words = np.zeros((len(classes), config.n_labels), np.float32)
     for part in range(PARTS_OF_SENTENCES + 1):
         rows = np.flatnonzero(fitted_on & (part_of_word != part))
         if not len(rows):  # of one sentence
             rows = np.flatnonzero(fitted_on)
-        model = problem.fit(_matrix_of_forms(words.forms[rows], idf), classes[rows])
+        model = problem.fit(_matrix_of_forms(words.forms[rows], idf, used), classes[rows])
         inside = np.flatnonzero(part_of_word == part)
         if len(inside):
-            found = model.logits(_matrix_of_forms(words.forms[inside], idf))
+            found = model.logits(_matrix_of_forms(words.forms[inside], idf, used))
             of_words[inside] = found.float().numpy()
+    model = used.spread(model)
     weight, bias = model.weights.float(), model.bias.float()
     of_forms = torch.from_numpy(idf.astype(np.float32))
     return Fitted(weight, bias, {"idf": of_forms}, of_words, len(chosen), "token")
@@ -228,14 +279,17 @@ def _counted_forms(forms: Ids, buckets: int) -> tuple[Ids, Ids, Ids]:
     return rows, ids, counts
 
 
-def _matrix_of_forms(forms: Ids, idf: NDArray[np.float64]) -> FeatureMatrix:
-    """The features (N, F) of forms (N, FORMS): idf, in rows of length 1 as the model computes it,
+def _matrix_of_forms(forms: Ids, idf: NDArray[np.float64], used: Used) -> FeatureMatrix:
+    """The features (N, U) of forms (N, FORMS): idf, in rows of length 1 as the model computes it,
     which does not add equal buckets before it squares them. In float32.
     """
     lengths = np.sqrt((idf[forms] ** 2).sum(1))
     rows, ids, counts = _counted_forms(forms, len(idf))
+    is_used = idf[ids] > 0
+    rows, ids, counts = rows[is_used], ids[is_used], counts[is_used]
     values = counts * idf[ids] / np.where(lengths > 0, lengths, 1.0)[rows]
-    return sparse(rows, ids, values.astype(np.float32), (len(forms), len(idf)))
+    shape = len(forms), len(used.buckets)
+    return sparse(rows, used.places[ids], values.astype(np.float32), shape)
 
 
 def fit_pairs(
@@ -338,11 +392,11 @@ def _rows_of(
 def _matrix(
     counted: SparseRows, path: FeatureColumns, idf: NDArray[np.float64], rows: int
 ) -> FeatureMatrix:
-    """TF-IDF (N, F) of counts, in float32."""
+    """TF-IDF (N, F) of counts, in float32. idf (F,)."""
     blocks = (path.words > 0) + (path.characters > 0)
     places = np.repeat(np.arange(rows * blocks), np.diff(counted.starts))
     values = counted.values * idf[counted.ids]
     lengths = np.sqrt(np.bincount(places, values**2, minlength=rows * blocks))
     values = values / np.where(lengths > 0, lengths, 1.0)[places]
-    shape = rows, path.words + path.characters
+    shape = rows, len(idf)
     return sparse(places // blocks, counted.ids, values.astype(np.float32), shape)
