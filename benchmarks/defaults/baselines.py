@@ -103,12 +103,23 @@ def _on_overlap(train: Sequence[Row], model: Any, labels: list[Any]) -> Predict:
 
 
 def ridge_on_words(train: Sequence[Row]) -> Predict:
-    tfidf = TfidfVectorizer(ngram_range=(1, 2))
-    labels = [float(row["label"]) for row in train]
-    model = Ridge().fit(tfidf.fit_transform(texts_of(train)), labels)
+    return _ridge_on_texts(train, [TfidfVectorizer(ngram_range=(1, 2))])
+
+
+def ridge_on_words_and_characters(train: Sequence[Row]) -> Predict:
+    words = TfidfVectorizer(ngram_range=(1, 2))
+    characters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5))
+    return _ridge_on_texts(train, [words, characters])
+
+
+def _ridge_on_texts(train: Sequence[Row], kinds: list[TfidfVectorizer]) -> Predict:
+    texts = texts_of(train)
+    features = sparse.hstack([kind.fit_transform(texts) for kind in kinds], format="csr")
+    model = Ridge().fit(features, [float(row["label"]) for row in train])
 
     def predict(rows: Sequence[Row]) -> Sequence[Any]:
-        numbers: Sequence[Any] = model.predict(tfidf.transform(texts_of(rows))).tolist()
+        both = [kind.transform(texts_of(rows)) for kind in kinds]
+        numbers: Sequence[Any] = model.predict(sparse.hstack(both, format="csr")).tolist()
         return numbers
 
     return predict
@@ -216,7 +227,9 @@ BASELINES: dict[str, tuple[Fit, ...]] = {
     "texts": (most_frequent_label, linear_on_words, linear_on_words_and_characters),
     "pairs": (most_frequent_label, linear_on_words, linear_on_overlap),
     "numbers": (ridge_on_words, ridge_on_overlap),
+    "ratings": (ridge_on_words, ridge_on_words_and_characters),
     "words": (most_frequent_tag, linear_on_forms),
+    "classes of words": (most_frequent_tag, linear_on_forms),
     "questions": (overlapping_sentence,),
     "summaries": (first_sentence,),
     "images": (most_frequent_label, linear_on_pixels),

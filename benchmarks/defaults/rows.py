@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import outside
 from setting import ALL, SETS
 
 Row = dict[str, Any]
@@ -205,6 +206,7 @@ READERS: dict[str, Callable[[], dict[str, Iterable[Row]]]] = {
     "scitldr": _scitldr,
     "mnist": _mnist,
     "cifar10": _cifar10,
+    **outside.READERS,
 }
 
 # --- files ----------------------------------------------------------------------------------------
@@ -284,7 +286,9 @@ WRITERS: dict[str, tuple[str, Callable[[list[Row]], bytes]]] = {
     "texts": (".csv", _csv({"text": "text", "label": "label"})),
     "pairs": (".csv", _csv({"sentence1": "text", "sentence2": "pair", "label": "label"})),
     "numbers": (".csv", _csv({"sentence1": "text", "sentence2": "pair", "score": "label"})),
+    "ratings": (".csv", _csv({"text": "text", "score": "label"})),
     "words": (".txt", _write_columns),
+    "classes of words": (".txt", _write_columns),
     "questions": (".jsonl", _write_questions),
     "summaries": (".jsonl", _write_summaries),
     "images": (".tar", _write_photos),

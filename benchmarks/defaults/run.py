@@ -24,6 +24,7 @@ from typing import Any
 import report
 from rows import read
 from setting import (
+    INSIDE,
     SEEDS,
     SETS,
     SIZES,
@@ -76,7 +77,8 @@ def main() -> int:
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--sets", default=",".join(SETS), help="comma-separated")
+    present = SETS if "TRIFOLD_OUTSIDE" in os.environ else INSIDE
+    parser.add_argument("--sets", default=",".join(present), help="comma-separated")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="comma-separated")
     parser.add_argument("--rows", help="comma-separated numbers of training rows")
     parser.add_argument("--seeds", help="comma-separated")

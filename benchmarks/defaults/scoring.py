@@ -40,6 +40,15 @@ def _entity_f1(rows: Sequence[Row], predictions: Sequence[Any]) -> float:
     return entities.values()["f1"]
 
 
+def _class_accuracy(rows: Sequence[Row], predictions: Sequence[Any]) -> float:
+    pairs = [
+        (one, other)
+        for row, tags in zip(rows, predictions, strict=True)
+        for one, other in zip(row["tags"], tags, strict=True)
+    ]
+    return 100 * sum(one == other for one, other in pairs) / len(pairs)
+
+
 def _answer_f1(rows: Sequence[Row], predictions: Sequence[Any]) -> float:
     answers = SquadScore()
     answers.add([row["answer"] for row in rows], predictions)
@@ -57,7 +66,9 @@ SCORES: dict[str, Callable[[Sequence[Row], Sequence[Any]], float]] = {
     "pairs": _accuracy,
     "images": _accuracy,
     "numbers": _pearson,
+    "ratings": _pearson,
     "words": _entity_f1,
+    "classes of words": _class_accuracy,
     "questions": _answer_f1,
     "summaries": _rouge,
 }

