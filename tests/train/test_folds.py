@@ -151,8 +151,36 @@ def test_the_score_is_that_of_the_folds(finished):
     assert alone == pytest.approx(100 * of_path / ROWS)
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
     assert "Scores of all rows" in card and "held out of the training of one of 3 models" in card
-    assert any("for all folds and the run on all rows" in line for line in lines)
+    assert any("for the folds and the run on all rows" in line for line in lines)
     assert lines[0].startswith("data.holdout=folds:3: 3 folds choose the steps")
+
+
+def test_one_of_several_folds_chooses_the_steps(tmp_path, finished):
+    view = RecordingView()
+    run = tmp_path / "run"
+    outcome = train_here(run, write_table(tmp_path), view, **{"data.holdout": "folds:1/5"})
+    assert [path.name for path in (run / "folds").iterdir() if path.is_dir()] == ["fold-1"]
+    assert load_recipe(run / "folds" / "fold-1").data.holdout == "fold:1/5"
+    assert view.lines[0].startswith("data.holdout=folds:1/5: 1 of 5 folds chooses the steps")
+    assert load_recipe(run / "folds" / "fold-1").train.steps == round(18 * 4 / 5)
+    assert load_recipe(run).train.steps == 18
+    step = Choice.read(RunFolder(run)).step
+    held_out = read_fold(run, 1, step)
+    assert len(held_out.lines) == ROWS // 5
+    right = 100 * float((held_out.logits.argmax(1) == held_out.labels).mean())
+    assert outcome.folds.folds == 1 and outcome.folds.deviations == {}
+    assert outcome.folds.scores["accuracy"] == pytest.approx(right)
+    assert outcome.folds.describe().startswith(f"a held-out fold: accuracy {right:.2f}")
+    comparison = read_comparison(UntrustedPath(run / "scores.json", run))
+    assert comparison.count == ROWS // 5
+    card = (run / "model" / "README.md").read_text(encoding="utf-8")
+    assert "Scores of a fold of the rows" in card
+    assert "The fold was held out of the training of a model, which scored it" in card
+    path = load_file(run / "model" / "model.safetensors")
+    of_all_rows = load_file(finished[0] / "model" / "model.safetensors")
+    for name in ("weight", "idf"):  # of the linear path, which both have fitted on all rows
+        key = f"heads.sequence.path.{name}"
+        np.testing.assert_array_equal(path[key].numpy(), of_all_rows[key].numpy())
 
 
 def test_a_run_is_listed_once_and_keeps_no_model_of_a_fold(finished):
@@ -299,6 +327,7 @@ def test_a_set_of_rows_that_is_given_or_held_out_is_used_as_before(tmp_path):
         ({"data.time": "when"}, 0.1),
         ({"pretrain": {"train": {"steps": 2}}}, 0.1),
         ({"data.holdout": "folds:5"}, "folds:5"),
+        ({"data.holdout": "folds:2/5"}, "folds:2/5"),
     ],
 )
 def test_the_default_is_three_folds_of_few_rows(tmp_path, changes, holdout):
@@ -320,7 +349,10 @@ def write_many(folder: Path, rows: int, words: int = 1) -> str:
         (5_000, 1, "folds:3"),
         (5_001, 1, 0.1),
         (1_999, 20, "folds:3"),  # of more tokens than rows above these may have
-        (2_000, 20, 0.1),
+        (2_000, 20, "folds:1/10"),
+        (5_000, 6, "folds:1/10"),
+        (5_001, 6, 0.1),
+        (2_000, 60, 0.1),
     ],
 )
 def test_many_rows_and_very_few_are_held_out(tmp_path, rows, words, holdout):
@@ -353,8 +385,9 @@ def test_other_tasks_and_limits_of_time_have_no_folds(tmp_path):
         train_here(tmp_path / "run", table, **{"data.holdout": "folds:5", "train.minutes": 1})
     with pytest.raises(SettingsError, match=r"data\.holdout: folds:5 is for classification"):
         train("causal", out=tmp_path / "run", **{"data.train": table, "data.holdout": "folds:5"})
-    with pytest.raises(SettingsError, match="at least two folds"):
-        load_recipe("classify", {"data.train": table, "data.holdout": "folds:1"})
+    for folds in ("folds:1", "folds:0/3", "folds:4/3", "folds:1/1"):
+        with pytest.raises(SettingsError, match="at least two folds are needed, of which some"):
+            load_recipe("classify", {"data.train": table, "data.holdout": folds})
     assert not (tmp_path / "run").exists()
 
 

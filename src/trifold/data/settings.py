@@ -27,6 +27,7 @@ Source: TypeAlias = Annotated[str | list[str] | None, WrapValidator(_keep_frame)
 
 # The parts of a row that labelled tasks read, whose columns can be named.
 ROLES = ("text pair label question context answers choices words tags image negative").split()
+_FOLDS = re.compile(r"folds:(?:(\d{1,3})/)?(\d{1,3})")  # folds:3, folds:1/10
 # Names of delimiters that a shell or YAML reads as something else.
 _DELIMITER_NAMES = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "space": " "}
 
@@ -103,8 +104,8 @@ class DataSettings(Settings):
         description="number or share (0.1) of training rows or documents used as validation "
         "data, or a fold: "
         "`fold:2/5` is the second of five; of a single document, the share of its characters, "
-        "taken from the end; classification: `folds:3`, three folds choose the steps, and the "
-        "saved model is trained on all rows",
+        "taken from the end; classification: `folds:3`, three folds choose the steps, or "
+        "`folds:1/10`, one of ten does, and the saved model is trained on all rows",
     )
     group: str | int | None = Field(
         None,
@@ -120,9 +121,12 @@ class DataSettings(Settings):
     @field_validator("holdout")
     @classmethod
     def _check_share(cls, holdout: int | float | str) -> int | float | str:
-        if isinstance(holdout, str) and (folds := re.fullmatch(r"folds:(\d{1,3})", holdout)):
-            if int(folds[1]) < 2:
-                raise ValueError(f"at least two folds are needed, got {holdout!r}")
+        if isinstance(holdout, str) and (folds := _FOLDS.fullmatch(holdout)):
+            trained, parts = folds[1] or folds[2], folds[2]
+            if not 1 <= int(trained) <= int(parts) != 1:
+                raise ValueError(
+                    f"at least two folds are needed, of which some are trained, got {holdout!r}"
+                )
         elif isinstance(holdout, str):
             fold = re.fullmatch(r"fold:(\d{1,6})/(\d{1,6})", holdout)
             if not fold or not 1 <= int(fold[1]) <= int(fold[2]) != 1:
@@ -141,9 +145,14 @@ class DataSettings(Settings):
     @property
     def folds(self) -> int | None:
         """The number of folds that choose the steps of a run on all rows; None of other runs."""
-        if isinstance(self.holdout, str) and self.holdout.startswith("folds:"):
-            return int(self.holdout.removeprefix("folds:"))
-        return None
+        folds = _FOLDS.fullmatch(str(self.holdout))
+        return folds and int(folds[1] or folds[2])
+
+    @property
+    def fold_parts(self) -> int | None:
+        """The number of folds that the rows are divided into, of which all or some are trained."""
+        folds = _FOLDS.fullmatch(str(self.holdout))
+        return folds and int(folds[2])
 
     @property
     def trained_share(self) -> float:

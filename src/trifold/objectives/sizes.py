@@ -37,6 +37,10 @@ FOLDED_ROWS = range(50, 2_001)
 MORE_FOLDED_ROWS = range(50, 5_002)
 FOLDED_TOKENS = WIDTHS[0][0]
 FOLDS = "folds:3"
+# More tokens of so many rows: one fold, the size of a held-out part, so that the saved model is
+# trained on all rows, too. It takes twice the time.
+ONE_FOLD_TOKENS = 150_000
+ONE_FOLD = "folds:1/10"
 FEWEST_POSITIONS = 64
 MOST_POSITIONS = 512
 ROOM = 1.5  # times the length of a long row, for longer ones that the model is used on
@@ -114,11 +118,12 @@ def estimate_sizes(
     data = groups["data"]
     plan = plan or plan_for(_kind(groups), start, has_path=has_path(groups, start))
     of_images: dict[str, Any] = {}
+    folds = None
     if _kind(groups) == "images":
         size, of_images = _size_of_images(data, start)
     else:
         size = _estimate_texts(groups)
-        may_fold &= _are_few(size, is_new=start is None)
+        folds = _folds_of(size, is_new=start is None) if may_fold else None
         if plan.rows is None:  # the examples may be others than the rows
             size = size._replace(rows=0)
     chosen = sizes_for(groups, size, start, plan)
@@ -133,16 +138,20 @@ def estimate_sizes(
     chosen["train"] |= schedule(groups, updates, plan)
     if data.get("train") and not data.get("valid"):
         chosen["data"] = {"holdout": float(f"{min(0.1, HELD_OUT / size.tokens):.2g}")}
-        if may_fold:
-            chosen["data"] = {"holdout": FOLDS}
+        if folds is not None:
+            chosen["data"] = {"holdout": folds}
     return chosen
 
 
-def _are_few(size: DataSize, *, is_new: bool) -> bool:
-    """Whether there are so few rows that folds choose the steps. is_new: of a new model."""
-    if is_new and size.tokens < FOLDED_TOKENS:
-        return size.rows in MORE_FOLDED_ROWS
-    return size.rows in FOLDED_ROWS
+def _folds_of(size: DataSize, *, is_new: bool) -> str | None:
+    """The folds that choose the steps of few rows; None of many. is_new: of a new model."""
+    if size.rows in FOLDED_ROWS:
+        return FOLDS
+    if not is_new or size.rows not in MORE_FOLDED_ROWS:
+        return None
+    if size.tokens < FOLDED_TOKENS:
+        return FOLDS
+    return ONE_FOLD if size.tokens < ONE_FOLD_TOKENS else None
 
 
 def _estimate_texts(groups: Groups) -> DataSize:

@@ -565,8 +565,10 @@ def finished_run(
     objective = data.objective
     constant = None
     examples = data.valid
-    if data.recipe.data.folds is not None:  # which have held out each row once
-        count = count_rows(data.bundle.train)
+    folds = data.recipe.data.folds
+    if folds is not None:  # which have held out each of their rows once
+        rows = count_rows(data.bundle.train) or 0
+        count = rows * folds // (data.recipe.data.fold_parts or 1)
         examples = data.train
     if not is_compared:
         constant = objective.constant_answer(examples)

@@ -46,7 +46,7 @@ def describe_duration(
     if any(product.is_busy for product in products):
         text += ", which is busy now"
     if part is not None:
-        text += " for all folds and the run on all rows"
+        text += " for the folds and the run on all rows"
     return text
 
 

@@ -1,4 +1,4 @@
-"""The scores of folds: each row is scored by the model that has not seen it."""
+"""The scores of folds: each of their rows is scored by the model that has not seen it."""
 
 from __future__ import annotations
 
@@ -117,15 +117,15 @@ class JoinedFolds:
         return FoldScores(
             len(self.folds),
             {name: mean(scores) for name, scores in values.items()},
-            {name: stdev(scores) for name, scores in values.items()},
+            {name: stdev(scores) for name, scores in values.items() if len(scores) > 1},
         )
 
     def labels(self) -> NDArray[Any]:
-        """(N, …) the labels of all rows."""
+        """(N, …) the labels of the rows of the folds."""
         return np.concatenate([fold.labels for fold in self.folds])
 
     def evaluation(self, task: Any) -> Evaluation:
-        """The scores of all rows together, by the outputs of the models that have not seen them;
+        """The scores of these rows together, by the outputs of the models that have not seen them;
         thresholds are chosen on all of them.
         """
         labels = self.labels()
@@ -158,7 +158,7 @@ class JoinedFolds:
         return scores
 
     def baselines(self, task: Any, fitted: list[Baseline]) -> MeasuredBaselines:
-        """Baselines of all rows, measured by those of the folds."""
+        """Baselines of these rows, measured by those of the folds."""
         kept = [
             baseline
             for baseline in fitted

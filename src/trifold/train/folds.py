@@ -1,5 +1,5 @@
-"""A run whose steps are chosen by folds: each fold of the rows is held out of a run of its own, and
-the saved model is trained on all rows.
+"""A run whose steps are chosen by folds: each fold of the rows, or only the first ones, is held out
+of a run of its own, and the saved model is trained on all rows.
 
 The first fold counts its tokens and plans the steps, and the others have the same. Their
 validations, at the same share of the steps, are compared as those of a single run are. Each fold
@@ -93,14 +93,22 @@ def _open(
         folder.write_recipe(recipe, {ESTIMATED: recipe.sized})
         reason = "for the size of the data: " * ("data.holdout" in recipe.sized)
         view.say(
-            f"{reason}data.holdout={recipe.data.holdout}: {recipe.data.folds} folds choose the "
-            "steps, then all rows are trained on"
+            f"{reason}data.holdout={recipe.data.holdout}: {_describe_folds(recipe)} the steps, "
+            "then all rows are trained on"
         )
     elif not (folder.path / FOLDS / CHOICE).exists():
         for line in check_same_run(recipe, folder, {}, data_changed=data_changed):
             view.say(line)
         for line in check_same_data(folder, recipe, changed=data_changed):
             view.say(line)
+
+
+def _describe_folds(recipe: Recipe) -> str:
+    """`3 folds choose`, or `1 of 10 folds chooses`."""
+    count, parts = recipe.data.folds, recipe.data.fold_parts
+    if count == parts:
+        return f"{count} folds choose"
+    return f"{count} of {parts} folds {'chooses' if count == 1 else 'choose'}"
 
 
 def _train_each(
@@ -114,7 +122,8 @@ def _train_each(
 ) -> Outcome | None:
     """Train the folds that are not finished; the outcome of the last one."""
     outcome: Outcome | None = None
-    rows = count / (count - 1)  # of the last run, in those of a fold
+    parts = recipe.data.fold_parts or 0
+    rows = parts / (parts - 1)  # of the last run, in those of a fold
     fold_view = FoldView(view)
     for number in range(1, count + 1):
         part = RunPart(folder.path, count - number + 1 + rows)
@@ -122,8 +131,8 @@ def _train_each(
             if ranks.first(_is_complete, fold):
                 continue
             try:
-                planned = ranks.in_turn(_recipe_of_fold, folder, recipe, number, count)
-                view.say(f"fold {number} of {count}:")
+                planned = ranks.in_turn(_recipe_of_fold, folder, recipe, number, parts)
+                view.say(f"fold {number} of {parts}:")
                 outcome = train_in(
                     fold, planned, ranks, fold_view, resume=True, data_changed=data_changed
                 )
@@ -135,7 +144,7 @@ def _train_each(
         if not outcome.finished:
             return outcome
         scores = ", ".join(score_text(name, value) for name, value in outcome.scores.items())
-        view.say(f"fold {number} of {count}: {scores} at step {outcome.best_step:,}, its best")
+        view.say(f"fold {number} of {parts}: {scores} at step {outcome.best_step:,}, its best")
         # The data as the first fold has read it.
         ranks.first(check_same_data, folder, recipe, changed=data_changed)
     return outcome
@@ -163,14 +172,14 @@ def _is_complete(fold: RunFolder) -> bool:
     return ended in ("steps", "patience") and fold.held_out(step).exists()
 
 
-def _recipe_of_fold(folder: RunFolder, recipe: Recipe, number: int, count: int) -> Recipe:
-    """The recipe of a fold. The first one counts what is left to the data, and the others have what
-    it has counted.
+def _recipe_of_fold(folder: RunFolder, recipe: Recipe, number: int, parts: int) -> Recipe:
+    """The recipe of one of so many folds. The first one counts what is left to the data, and the
+    others have what it has counted.
     """
-    changes = {"data.holdout": f"fold:{number}/{count}", "train.last_step": None}
+    changes = {"data.holdout": f"fold:{number}/{parts}", "train.last_step": None}
     if number == 1:
         given = [key for key in PLANNED if f"train.{key}" not in recipe.sized]
-        fewer = _scaled(recipe, given, (count - 1) / count)
+        fewer = _scaled(recipe, given, (parts - 1) / parts)
         return with_values(changed(recipe, changes), fewer)
     values = _counted(folder, recipe) | {"train.last_step": _last_step(folder, number - 1)}
     return _without_notes(with_values(changed(recipe, changes), values))
@@ -194,10 +203,10 @@ def _counted(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
 def _recipe_of_all(folder: RunFolder, recipe: Recipe) -> Recipe:
     """The recipe of the run on all rows. Steps that a user has set are those of this run."""
     counted = _counted(folder, recipe)
-    count = recipe.data.folds or 0
+    parts = recipe.data.fold_parts or 0
     planned = [key for key in PLANNED if f"train.{key}" in recipe.sized]
     sized = with_values(recipe, {key: counted[key] for key in recipe.sized if key in counted})
-    more = _scaled(sized, planned, count / (count - 1))
+    more = _scaled(sized, planned, parts / (parts - 1))
     whole = _without_notes(with_values(sized, more))
     if recipe.train.last_step is not None:  # a user may continue the run for longer
         return whole

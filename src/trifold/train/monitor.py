@@ -46,14 +46,21 @@ class Snapshot(NamedTuple):
 
 
 class FoldScores(NamedTuple):
-    """The means of the scores of `folds` folds, and their standard deviations (n - 1)."""
+    """The means of the scores of `folds` folds, and their standard deviations (n - 1), of several
+    folds.
+    """
 
     folds: int
     scores: dict[str, float]
     deviations: dict[str, float]
 
     def describe(self) -> str:
-        """`mean ± deviation of 5 folds: accuracy 78.1 ± 2.0, macro F1 77.9 ± 2.2`."""
+        """`mean ± deviation of 5 folds: accuracy 78.1 ± 2.0, macro F1 77.9 ± 2.2`, or `a
+        held-out fold: accuracy 78.1`.
+        """
+        if self.folds == 1:
+            scores = (score_text(name, value) for name, value in self.scores.items())
+            return f"a held-out fold: {', '.join(scores)}"
         listed = ", ".join(
             f"{score_text(name, value)} ± {self.deviations[name]:.{DIGITS.get(name, 1)}f}"
             for name, value in self.scores.items()
