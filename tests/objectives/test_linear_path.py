@@ -195,7 +195,7 @@ def test_many_texts_have_more_buckets_than_few():
 
     assert buckets(0) == buckets(2**16) == (2**16, 2**16)
     assert buckets(2**16 + 1) == (2**17, 2**17)
-    assert buckets(10**9) == (2**18, 2**18)
+    assert buckets(10**9) == buckets(10**9, classes=4) == (2**19, 2**19)
     assert buckets(10**9, classes=8) == (2**18, 2**18)
     assert buckets(10**9, classes=9) == (2**17, 2**17)
     assert buckets(10**9, classes=100) == (2**16, 2**16)
