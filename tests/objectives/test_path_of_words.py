@@ -230,6 +230,23 @@ def test_evaluation_and_prediction_follow_the_transitions_of_the_folder(trained,
     assert accuracy == pytest.approx(100 * sum(matches) / len(matches))
 
 
+def test_a_run_from_a_tagger_counts_its_own_transitions(trained, tmp_path, monkeypatch):
+    run, _ = trained
+    file = tmp_path / "train.txt"
+    file.write_text("Ada B-PER\nran O\n\nBen B-PER\nCarla B-CAT\n", encoding="utf-8")
+    given = {"data.train": str(file), "data.valid": str(file), "start_from": str(run)}
+    steps = {"train.steps": 2, "train.warmup": 0, "train.device": "cpu"}
+
+    def settings_of(name: str) -> Any:
+        trifold.train("tag", out=tmp_path / name, view=RecordingView(), **given, **steps)
+        path = tmp_path / name / "model" / "tokenizer_config.json"
+        return json.loads(path.read_text("utf-8"))
+
+    assert [*map(len, settings_of("three")[TRANSITIONS])] == [3] * 4
+    monkeypatch.setattr("trifold.predict.tag_transitions.MOST_CLASSES", 2)
+    assert TRANSITIONS not in settings_of("none")
+
+
 def test_the_report_has_both_parts_alone(trained):
     run, _ = trained
     compared = (run / "scores.json").read_text("utf-8")

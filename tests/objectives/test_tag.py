@@ -17,7 +17,7 @@ from trifold.data import DataSettings, Rows
 from trifold.errors import DataError, UsageError
 from trifold.nn import ModelConfig
 from trifold.objectives.tag import NO_TAG, TagSettings, TagWords
-from trifold.objectives.tag_columns import numbers_warning
+from trifold.objectives.tag_columns import are_of_entities, numbers_warning
 from trifold.pipeline import Pipeline
 from trifold.predict.tag import (
     EDGES as EDGES_SETTING,
@@ -277,6 +277,47 @@ def test_words_that_are_numbers_are_told(tmp_path, column, is_told):
     settings = DataSettings.parse({"columns": {"words": column}})
     warning = numbers_warning(TagSettings()._read(str(tmp_path / "a.conll"), settings, "train"))
     assert ("100 % of the words are numbers ('1', '2', …)" in str(warning)) == is_told
+
+
+@pytest.mark.parametrize(
+    ("tags", "are"),
+    [
+        ("O B-PER I-PER", True),
+        ("O PER", True),
+        ("B-A I-A", True),
+        ("b-org i-org", True),
+        ("0 1 2", True),
+        ("NOUN VERB", False),
+        ("S V A", False),
+        ("NN-S VB DT", False),
+        ("N_P V DT", False),
+        ("n v o", False),
+    ],
+)
+def test_tags_of_entities_are_recognized(tags, are):
+    assert are_of_entities(tags.split()) == are
+
+
+@pytest.mark.slow
+def test_the_training_tags_decide_what_others_are(tmp_path):
+    words = {"ner.txt": "fog O\n\nPort B-LOC\n", "pos.txt": "fog NOUN\n\nis VERB\nPort NOUN\n"}
+    words["odd.txt"] = words["pos.txt"] + "\nfog O\n"
+    for name, content in words.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+
+    def trained(train, valid):
+        files = {"data.train": str(tmp_path / train), "data.valid": str(tmp_path / valid)}
+        return trifold.train("tag", out=tmp_path / "run" / train, **SMALL | files)
+
+    with pytest.raises(DataError, match=r"pos\.txt:1: 'NOUN' is not a tag of the scheme"):
+        trained("ner.txt", "pos.txt")
+    assert trained("pos.txt", "pos.txt").scores == {"accuracy": 100}
+    run = str(tmp_path / "run" / "pos.txt")
+    done = run_command("eval", run, str(tmp_path / "odd.txt"), "--json")
+    assert json.loads(done.out)["scores"]["accuracy"] == 75
+    trained("ner.txt", "ner.txt")
+    done = run_command("eval", str(tmp_path / "run" / "ner.txt"), str(tmp_path / "pos.txt"))
+    assert "pos.txt:1: 'NOUN' is not a tag of the scheme" in " ".join(done.err.split())
 
 
 INVALID = {

@@ -58,6 +58,15 @@ def test_one_sentence_has_the_tags_that_it_has_among_many(seed, lengths):
         np.testing.assert_array_equal(one, other)
 
 
+def test_sentences_are_searched_in_parts(monkeypatch):
+    transitions, sentences = drawn(3, [3, 0, 5, 2, 4], 4)
+    expected = transitions.best(sentences)
+    monkeypatch.setattr(tag_transitions, "CHUNK", 2 * transitions.table.size)
+    for one, other in zip(transitions.best(sentences), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert transitions.best([]) == []
+
+
 def test_a_certain_word_keeps_its_tag_and_an_uncertain_one_follows():
     sentences = [["O", "B-PER", "I-PER", "O"], ["B-LOC", "I-LOC", "O", "O"]] * 20
     transitions = Transitions.count(sentences, TAGS)
@@ -115,6 +124,8 @@ def test_a_table_is_read_as_it_was_written(monkeypatch):
         [[0.0] * 2, [0.0] * 2, 1],
         [[0.0] * 2, [0.0, float("nan")], [0.0] * 2],
         [[0.0] * 2, [0.0, True], [0.0] * 2],
+        [[0.0] * 2, [0.0, 10**400], [0.0] * 2],
+        [[0.0] * 2, [0.0, -1e308], [0.0] * 2],
         [[0.0] * 2, [0.0, "1"], [0.0] * 2],
     ],
 )

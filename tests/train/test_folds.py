@@ -32,7 +32,7 @@ from trifold.train.data import load_data
 from trifold.train.fold_scores import Choice, JoinedFolds, fold_path
 from trifold.train.folds import _best_step, _last_step
 from trifold.train.held_out import HeldOut
-from trifold.train.monitor import View
+from trifold.train.monitor import FoldScores, View
 from trifold.train.run_folder import RunFolder
 
 FOLDS = 3
@@ -174,8 +174,8 @@ def test_one_of_several_folds_chooses_the_steps(tmp_path, finished):
     comparison = read_comparison(UntrustedPath(run / "scores.json", run))
     assert comparison.count == ROWS // 5
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
-    assert "Scores of a fold of the rows" in card
-    assert "The fold was held out of the training of a model, which scored it" in card
+    assert "Scores of the held-out rows" in card
+    assert "Each of these rows was held out of the training of one of 1 models" in card
     path = load_file(run / "model" / "model.safetensors")
     of_all_rows = load_file(finished[0] / "model" / "model.safetensors")
     for name in ("weight", "idf"):  # of the linear path, which both have fitted on all rows
@@ -360,6 +360,32 @@ def test_many_rows_and_very_few_are_held_out(tmp_path, rows, words, holdout):
     assert recipe.data.holdout == holdout and "data.holdout" in recipe.sized
 
 
+def test_groups_of_many_rows_are_held_out(tmp_path):
+    table = write_many(tmp_path, 2_000, 20)
+    recipe = load_recipe("classify", {"data.train": table, "data.group": "label"})
+    assert recipe.data.holdout == 0.1
+
+
+def test_some_folds_of_more_are_named_so():
+    scores = FoldScores(2, {"accuracy": 50.0}, {"accuracy": 1.0}, 4)
+    assert scores.describe() == "mean ± deviation of 2 of 4 folds: accuracy 50.00 ± 1.0"
+    assert scores._replace(parts=2).describe().startswith("mean ± deviation of 2 folds: ")
+
+
+def test_folds_have_the_buckets_of_the_model_that_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr("trifold.objectives.linear_path.USUAL_BUCKETS", 256)
+    table = write_table(tmp_path)
+
+    def buckets(holdout: str) -> int:
+        given = TINY | {"data.train": table, "data.holdout": holdout}
+        data = load_data(load_recipe("classify", given), tmp_path / holdout, RecordingView())
+        return data.config.linear_path.words
+
+    with Path(table).open(encoding="utf-8") as stream:
+        characters = sum(len(row["text"]) for row in csv.DictReader(stream))
+    assert buckets("fold:1/2") == buckets("folds:3") == 1 << (characters - 1).bit_length() > 256
+
+
 @pytest.mark.parametrize(("rows", "holdout"), [(1_999, "folds:3"), (2_000, 0.1)])
 def test_a_start_has_folds_of_fewer_rows(tmp_path, rows, holdout):
     sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 16, "vocab_size": 30}
@@ -385,8 +411,14 @@ def test_other_tasks_and_limits_of_time_have_no_folds(tmp_path):
         train_here(tmp_path / "run", table, **{"data.holdout": "folds:5", "train.minutes": 1})
     with pytest.raises(SettingsError, match=r"data\.holdout: folds:5 is for classification"):
         train("causal", out=tmp_path / "run", **{"data.train": table, "data.holdout": "folds:5"})
-    for folds in ("folds:1", "folds:0/3", "folds:4/3", "folds:1/1"):
-        with pytest.raises(SettingsError, match="at least two folds are needed, of which some"):
+    wrong = {
+        "folds:1": "at least two folds are needed",
+        "folds:1/1": "at least two folds are needed",
+        "folds:0/3": "some of 3 folds, such as folds:1/3",
+        "folds:4/3": "some of 3 folds, such as folds:1/3",
+    }
+    for folds, words in wrong.items():
+        with pytest.raises(SettingsError, match=words):
             load_recipe("classify", {"data.train": table, "data.holdout": folds})
     assert not (tmp_path / "run").exists()
 

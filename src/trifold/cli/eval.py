@@ -306,7 +306,7 @@ def split_files(request: EvalRequest, recipe: Recipe, example: str) -> tuple[str
         raise UsageError(f"--split {split}: not a split; choose test or valid")
     if split == "valid" and recipe.data.folds is not None:
         raise request.no_data_error(
-            "it was trained on all rows, and its score is of folds;", example
+            "it was trained on all rows, and its score is that of folds;", example
         )
     if split == "valid" and recipe.data.holdout:
         return split, None

@@ -123,9 +123,11 @@ class DataSettings(Settings):
     def _check_share(cls, holdout: int | float | str) -> int | float | str:
         if isinstance(holdout, str) and (folds := _FOLDS.fullmatch(holdout)):
             trained, parts = folds[1] or folds[2], folds[2]
-            if not 1 <= int(trained) <= int(parts) != 1:
+            if int(parts) < 2:
+                raise ValueError(f"at least two folds are needed, got {holdout!r}")
+            if not 1 <= int(trained) <= int(parts):
                 raise ValueError(
-                    f"at least two folds are needed, of which some are trained, got {holdout!r}"
+                    f"expected some of {parts} folds, such as folds:1/{parts}, got {holdout!r}"
                 )
         elif isinstance(holdout, str):
             fold = re.fullmatch(r"fold:(\d{1,6})/(\d{1,6})", holdout)
@@ -210,4 +212,4 @@ class DataSettings(Settings):
             if self.cache is not None:
                 raise ValueError(f"{key} is a column of labelled rows, which have no cache")
         if self.time is not None and isinstance(self.holdout, str):
-            raise ValueError("time holds out the latest rows, and folds hold out each row once")
+            raise ValueError("time holds out the latest rows, and folds hold out rows of any time")

@@ -182,8 +182,13 @@ class ClassifySettings(TextLossSettings):
         if context.model.problem_type == MULTI:
             roles["label"] = SEVERAL
 
+        characters = 0  # of all training texts, of which a fold has a part
+
         def read(source: Any, data: DataSettings, split: str) -> Rows:
+            nonlocal characters
             rows = read_records(source, data, roles, split)
+            if split == "train":
+                characters = sum(map(len, rows.columns["text"]))
             if not data.holdout or split != "train":
                 return rows
             # Before a part is held out, which would be smaller, or empty.
@@ -208,7 +213,6 @@ class ClassifySettings(TextLossSettings):
         config = context.config_for(tokenizer)
         config = config_with_labels(context, config, train, valid, self.label_separator)
         if not context.is_trained:
-            characters = sum(map(len, train.columns["text"]))
             config = self._with_path(config, characters, pairs=bool(pairs))
         objective = Classify(
             self,

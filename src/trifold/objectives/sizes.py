@@ -37,8 +37,8 @@ FOLDED_ROWS = range(50, 2_001)
 MORE_FOLDED_ROWS = range(50, 5_002)
 FOLDED_TOKENS = WIDTHS[0][0]
 FOLDS = "folds:3"
-# More tokens of so many rows: one fold, the size of a held-out part, so that the saved model is
-# trained on all rows, too. It takes twice the time.
+# More tokens of so many rows: one fold, as large as a part that is held out once. The model that is
+# saved is trained on all rows, too, which takes twice the time of training.
 ONE_FOLD_TOKENS = 150_000
 ONE_FOLD = "folds:1/10"
 FEWEST_POSITIONS = 64
@@ -123,7 +123,7 @@ def estimate_sizes(
         size, of_images = _size_of_images(data, start)
     else:
         size = _estimate_texts(groups)
-        folds = _folds_of(size, is_new=start is None) if may_fold else None
+        folds = _folds_of(size, data, is_new=start is None) if may_fold else None
         if plan.rows is None:  # the examples may be others than the rows
             size = size._replace(rows=0)
     chosen = sizes_for(groups, size, start, plan)
@@ -143,15 +143,18 @@ def estimate_sizes(
     return chosen
 
 
-def _folds_of(size: DataSize, *, is_new: bool) -> str | None:
-    """The folds that choose the steps of few rows; None of many. is_new: of a new model."""
+def _folds_of(size: DataSize, data: Mapping[str, Any], *, is_new: bool) -> str | None:
+    """The folds that choose the steps of few rows; None of many, and of groups, of which there may
+    be fewer than folds. is_new: of a new model.
+    """
     if size.rows in FOLDED_ROWS:
         return FOLDS
     if not is_new or size.rows not in MORE_FOLDED_ROWS:
         return None
     if size.tokens < FOLDED_TOKENS:
         return FOLDS
-    return ONE_FOLD if size.tokens < ONE_FOLD_TOKENS else None
+    has_groups = data.get("group") is not None
+    return ONE_FOLD if size.tokens < ONE_FOLD_TOKENS and not has_groups else None
 
 
 def _estimate_texts(groups: Groups) -> DataSize:

@@ -8,7 +8,7 @@ predictions        the classes of the first tokens of words, as `predict.tag` ch
 scores             precision, recall and F1 of entities; accuracy of the tags
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -200,7 +200,7 @@ class TagSettings(LabelledSettings):
         return super().command_for(name, model)
 
     def build(self, context: BuildContext) -> TaskBundle:
-        train, valid = context.read(self._read)
+        train, valid = context.read(self._reader(context))
         if warning := numbers_warning(train):
             context.report(warning)
         tokenizer = context.load_or_train_tokenizer(lambda: map(" ".join, train.columns["words"]))
@@ -209,6 +209,7 @@ class TagSettings(LabelledSettings):
                 "this tokenizer does not provide the positions of tokens, which tags require"
             )
         tokenizer.settings = {**(tokenizer.settings or NO_LIMITS), MERGE: "words"}
+        tokenizer.settings.pop(TRANSITIONS, None)  # of the model that training starts from
         if self.edges:
             tokenizer.settings[EDGES] = True
         config = _with_labels(context.config_for(tokenizer), train, context.start)
@@ -241,9 +242,34 @@ class TagSettings(LabelledSettings):
         found = Transitions.count(known, numbers)
         return {} if found is None else found.as_setting()
 
-    def _read(self, source: Source, settings: DataSettings, split: str) -> Rows:
+    def _reader(self, context: BuildContext) -> Callable[[Source, DataSettings, str], Rows]:
+        """Reads rows. Whether their tags are of entities is decided by the labels of a trained
+        model, or by the first rows that are read, those for training.
+        """
+        of_entities: bool | None = None
+        if context.is_trained:
+            of_entities = are_of_entities(context.model.labels)
+
+        def read(source: Source, data: DataSettings, split: str) -> Rows:
+            nonlocal of_entities
+            rows = self._read(source, data, split, of_entities=of_entities)
+            if of_entities is None:
+                of_entities = _are_of_entities(rows)
+            return rows
+
+        return read
+
+    def _read(
+        self,
+        source: Source,
+        settings: DataSettings,
+        split: str,
+        *,
+        of_entities: bool | None = None,
+    ) -> Rows:
         """Sentences with as many tags as words. Raises DataError for others, for tags without a
-        scheme, and for edges to words that a sentence does not have.
+        scheme, and for edges to words that a sentence does not have. of_entities: whether best_by
+        `auto` means tags of entities; None: by these rows.
         """
         roles = ROLES | GRAPH_ROLES if self.edges else ROLES
         rows = read_records(source, settings, roles, split, plain="conll")
@@ -264,9 +290,7 @@ class TagSettings(LabelledSettings):
         check_columns(rows)
         finds_entities = self.best_by == "f1"
         if self.best_by == "auto":
-            words, tags = ({*chain(*rows.columns[name])} for name in ROLES)
-            are_swapped = all(map(is_tag, words))
-            finds_entities = are_of_entities(tags) or are_swapped
+            finds_entities = _are_of_entities(rows) if of_entities is None else of_entities
         if finds_entities:
             check_schemes(rows)
         if self.edges:
@@ -275,6 +299,12 @@ class TagSettings(LabelledSettings):
         if finds_entities:
             rows.report.notes.extend(scheme_notes(rows))
         return rows
+
+
+def _are_of_entities(rows: Rows) -> bool:
+    """Whether tags are of entities; also where words are in the column of tags."""
+    words, tags = ({*chain(*rows.columns[name])} for name in ROLES)
+    return are_of_entities(tags) or all(map(is_tag, words))
 
 
 def _check_edges(rows: Rows) -> None:

@@ -67,12 +67,13 @@ def check_schemes(rows: Rows) -> None:
 
 
 def are_of_entities(tags: Collection[str]) -> bool:
-    """Whether tags are O or have prefixes, or seem to be meant so; not parts of speech, such as
-    NOUN. Numbers may stand for either.
+    """Whether some tag is O, or at least half of the different ones have prefixes or seem to be
+    meant so; not parts of speech, such as NOUN. Numbers may stand for either.
     """
-    if all(map(str.isdecimal, tags)):
+    if "O" in tags or all(map(str.isdecimal, tags)):
         return True
-    return any(is_tag(tag) or _meant(tag) not in (None, "O") for tag in tags)
+    alike = [tag for tag in tags if len(tag) > 1 and (is_tag(tag) or _meant(tag) is not None)]
+    return len(alike) >= len(tags) / 2
 
 
 def is_tag(text: str) -> bool:

@@ -13,7 +13,6 @@ Shapes: W words, C classes; s is the start of a sentence, the last row of a tabl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,8 @@ MOST_CLASSES = 128  # of a table; the time of a word grows with their square
 EXPONENT = 0.5
 UNSEEN = 0.5  # added to each count, so that nothing is impossible
 SMALLEST_PROBABILITY = 1e-30
+LARGEST = 1e6  # absolute value of a number in a table
+CHUNK = 2**22  # transitions of a word in all sentences that are searched at a time
 DIGITS = 3
 
 Classes = NDArray[np.int64]
@@ -80,8 +81,11 @@ class Transitions:
 
     def best(self, sentences: Sequence[Probabilities]) -> list[Classes]:
         """The classes (W,) of the words of each sentence, from probabilities (W, C)."""
-        if not sentences:
-            return []
+        size = max(1, CHUNK // self.table.size)
+        chunks = (sentences[start : start + size] for start in range(0, len(sentences), size))
+        return [classes for chunk in chunks for classes in self._best(chunk)]
+
+    def _best(self, sentences: Sequence[Probabilities]) -> list[Classes]:
         lengths = np.array([*map(len, sentences)])
         rows = np.arange(len(sentences))
         emitted = np.zeros((int(lengths.max()), len(sentences), self.table.shape[1]))
@@ -107,7 +111,7 @@ class Transitions:
 
 
 def _is_table(rows: Any, classes: int) -> bool:
-    """Whether a value of a file has the shape of a table, with finite numbers."""
+    """Whether a value of a file has the shape of a table, with numbers that can be added."""
     return (
         isinstance(rows, list)
         and len(rows) == classes + 1
@@ -118,7 +122,7 @@ def _is_table(rows: Any, classes: int) -> bool:
 
 def _is_number(value: Any) -> bool:
     is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and math.isfinite(value)
+    return is_one and abs(value) <= LARGEST
 
 
 def best_classes(

@@ -442,7 +442,9 @@ def _learn_longer(run: FinishedRun) -> str:
 
 def _all_measured(run: FinishedRun) -> str:
     """What measures more rows."""
-    return "--folds 5" if run.recipe.data.folds is None else "more rows"
+    data = run.recipe.data
+    are_all_measured = data.folds is not None and data.folds == data.fold_parts
+    return "more rows" if are_all_measured else "--folds 5"
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -63,13 +63,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class JoinedFolds:
-    """The validations of all folds after the same steps."""
+    """The validations of folds after the same steps. parts: how many folds the rows have."""
 
     folds: tuple[HeldOut, ...]
+    parts: int
 
     @classmethod
-    def read(cls, folder: RunFolder, count: int, step: int) -> JoinedFolds:
-        """The validations in the files of the folds."""
+    def read(
+        cls, folder: RunFolder, count: int, step: int, parts: int | None = None
+    ) -> JoinedFolds:
+        """The validations in the files of the first folds; by default, the rows have no others."""
         folds = [RunFolder(fold_path(folder, number)) for number in range(1, count + 1)]
         read = tuple(HeldOut.read(fold.below(fold.held_out(step))) for fold in folds)
         if any(fold.names != read[0].names for fold in read):
@@ -77,7 +80,7 @@ class JoinedFolds:
                 f"{folder.path / FOLDS}: the folds have different labels, because the data has "
                 "changed; train again in another --out"
             )
-        return cls(read)
+        return cls(read, parts or count)
 
     @property
     def value(self) -> float:
@@ -118,6 +121,7 @@ class JoinedFolds:
             len(self.folds),
             {name: mean(scores) for name, scores in values.items()},
             {name: stdev(scores) for name, scores in values.items() if len(scores) > 1},
+            self.parts,
         )
 
     def labels(self) -> NDArray[Any]:
@@ -190,4 +194,5 @@ class FoldedEvaluation:
         share = step / self.data.recipe.train.steps
         steps = self.choice.steps
         nearest = min(self.choice.validated, key=lambda own: abs(own / steps - share))
-        return JoinedFolds.read(self.folder, self.data.recipe.data.folds or 0, nearest)
+        data = self.data.recipe.data
+        return JoinedFolds.read(self.folder, data.folds or 0, nearest, data.fold_parts)

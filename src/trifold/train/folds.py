@@ -291,7 +291,7 @@ def _choose(folder: RunFolder, recipe: Recipe, view: View) -> None:
     validated = _common_steps(folder, count)
     best = _best_step(folder, count, validated)
     Choice(steps, best, tuple(validated)).write(folder)
-    joined = JoinedFolds.read(folder, count, best)
+    joined = JoinedFolds.read(folder, count, best, recipe.data.fold_parts)
     view.say(f"{joined.facts.describe()}, after {best:,} of {steps:,} steps, the best")
     for fold in range(1, 1 + count):
         for name in REMOVED:

@@ -65,15 +65,13 @@ def run_card(
     if result is not None:
         rows = "the validation rows"
         if folds is not None:
-            rows = "a fold of the rows" if folds.folds == 1 else "all rows"
+            rows = "all rows" if folds.has_all_rows else "the held-out rows"
         scores, measured = _scores(result, comparison, rows)
     if folds is not None:
-        held_out = f"Each row was held out of the training of one of {folds.folds} models"
-        if folds.folds == 1:
-            held_out = "The fold was held out of the training of a model"
+        row = "Each row" if folds.has_all_rows else "Each of these rows"
         measured += (
-            f" {held_out}, which scored it; the published one was trained on all rows. "
-            f"{folds.describe().capitalize()}."
+            f" {row} was held out of the training of one of {folds.folds} models, which scored "
+            f"it; the published one was trained on all rows. {folds.describe().capitalize()}."
         )
     return ModelCard(
         **describe_model(folder.model, read_json(folder.below(folder.model) / CONFIG)),

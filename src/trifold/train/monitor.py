@@ -46,13 +46,19 @@ class Snapshot(NamedTuple):
 
 
 class FoldScores(NamedTuple):
-    """The means of the scores of `folds` folds, and their standard deviations (n - 1), of several
-    folds.
+    """The means of the scores of `folds` folds, and their standard deviations (n - 1), of several.
+    parts: how many folds the rows have.
     """
 
     folds: int
     scores: dict[str, float]
     deviations: dict[str, float]
+    parts: int
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether each row has been held out."""
+        return self.folds == self.parts
 
     def describe(self) -> str:
         """`mean ± deviation of 5 folds: accuracy 78.1 ± 2.0, macro F1 77.9 ± 2.2`, or `a
@@ -65,7 +71,8 @@ class FoldScores(NamedTuple):
             f"{score_text(name, value)} ± {self.deviations[name]:.{DIGITS.get(name, 1)}f}"
             for name, value in self.scores.items()
         )
-        return f"mean ± deviation of {self.folds} folds: {listed}"
+        of_parts = f" of {self.parts}" * (not self.has_all_rows)
+        return f"mean ± deviation of {self.folds}{of_parts} folds: {listed}"
 
 
 class Validated(NamedTuple):
