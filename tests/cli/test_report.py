@@ -90,7 +90,11 @@ def test_mistakes_of_a_regression_have_errors(tmp_path):
 
 def test_mistakes_of_tags_and_answers(tmp_path):
     (tmp_path / "tag").mkdir()
-    rows = [{"tokens": text.split(), "tags": ["B-X", "O", "O", "O"]} for text in TEXTS]
+    tags = [["O"] * (n * 7 // 5 % 4) + ["B-X", "O", "O", "O"] for n in range(len(TEXTS))]
+    rows = [
+        {"tokens": text.split(), "tags": of_text[:4]}
+        for text, of_text in zip(TEXTS, tags, strict=True)
+    ]
     scores, mistakes = report(tmp_path / "tag", "tag", rows, "model.linear_path=false")
     check_order(mistakes, "probability")
     assert mistakes and scores["f1"] < 100
