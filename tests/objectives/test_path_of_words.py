@@ -102,6 +102,30 @@ def test_a_word_has_as_many_forms_as_are_declared():
     assert (found[2] == hashed_forms([["so"]], BUCKETS)[0]).all()  # of its sentence alone
 
 
+def test_the_forms_are_those_of_a_word_and_of_its_neighbors():
+    place = places_of([["In", "New", "York-12", "he", "ran"]])[2]
+    assert [*forms_of(place)] == [
+        "word York-12",
+        "end 12",
+        "start Yo",
+        "end -12",
+        "start Yor",
+        "here york-12",
+        "here, shape Xx-d",
+        "before new",
+        "before, shape Xx",
+        "after he",
+        "after, shape x",
+        "three shapes Xx Xx-d x",
+        "five shapes Xx Xx Xx-d x x",
+    ]
+    assert places_of([["a"], ["b", "c"]]) == [
+        Place(("", "", "a", "", "")),
+        Place(("", "", "b", "c", "")),
+        Place(("", "b", "c", "", "")),
+    ]
+
+
 def fitted_on(sentences: list[Any], names: list[str]) -> Any:
     config = ModelConfig.parse(
         {
@@ -128,6 +152,9 @@ def test_the_fit_is_that_of_scikit_learn():
     x = np.zeros((len(words.forms), BUCKETS))
     found = linear_path._matrix_of_forms(words.forms, idf, used)
     x[:, used.buckets] = found.matrix.to_dense().numpy()
+    unseen = hashed_forms([["zebra", "ran"]], BUCKETS)
+    stored = linear_path._matrix_of_forms(unseen, idf, used).size
+    assert stored == sum(int((idf[np.unique(row)] > 0).sum()) for row in unseen) < unseen.size
     y = [TAGS.index(tag) for _, tags in sentences for tag in tags]
     oracle = LogisticRegression(C=linear_path.STRENGTH_OF_FORMS, tol=1e-8, max_iter=1000).fit(x, y)
     ours = (x @ fitted.weight.double().numpy() + fitted.bias.double().numpy()).astype(np.float64)
