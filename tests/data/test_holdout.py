@@ -189,7 +189,7 @@ def test_settings_that_contradict_each_other_are_rejected() -> None:
     for values, message in (
         ({"group": "a"}, "set holdout too"),
         ({"time": "a", "valid": "b.csv"}, "set holdout instead of valid"),
-        ({"time": "a", "holdout": "fold:1/2"}, "folds hold out each row once"),
+        ({"time": "a", "holdout": "fold:1/2"}, "folds hold out rows of any time"),
         ({"group": "a", "holdout": 0.1, "cache": "c"}, "which have no cache"),
     ):
         with pytest.raises(SettingsError, match=message):
