@@ -175,12 +175,24 @@ def test_one_of_several_folds_chooses_the_steps(tmp_path, finished):
     assert comparison.count == ROWS // 5
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
     assert "Scores of the held-out rows" in card
-    assert "Each of these rows was held out of the training of one of 1 models" in card
+    assert "These rows were held out of the training of a model, which scored them" in card
     path = load_file(run / "model" / "model.safetensors")
     of_all_rows = load_file(finished[0] / "model" / "model.safetensors")
     for name in ("weight", "idf"):  # of the linear path, which both have fitted on all rows
         key = f"heads.sequence.path.{name}"
         np.testing.assert_array_equal(path[key].numpy(), of_all_rows[key].numpy())
+
+
+@pytest.mark.slow
+def test_the_run_on_all_rows_has_more_steps_if_the_data_decide(tmp_path):
+    planned = ("train.steps", "train.warmup", "train.validate_every", "train.save_every")
+    given = {key: value for key, value in TINY.items() if key not in planned}
+    given |= {"data.train": write_table(tmp_path), "data.holdout": "folds:1/5"}
+    train("classify", out=tmp_path / "run", view=RecordingView(), **given)
+    of_fold = load_recipe(tmp_path / "run" / "folds" / "fold-1").train
+    of_all = load_recipe(tmp_path / "run").train
+    assert of_all.steps == round(of_fold.steps * 5 / 4) > of_fold.steps
+    assert of_all.warmup == round(of_fold.warmup * 5 / 4)
 
 
 def test_a_run_is_listed_once_and_keeps_no_model_of_a_fold(finished):

@@ -69,9 +69,14 @@ def run_card(
         scores, measured = _scores(result, comparison, rows)
     if folds is not None:
         row = "Each row" if folds.has_all_rows else "Each of these rows"
+        scored = (
+            f"{row} was held out of the training of one of {folds.folds} models, which scored it"
+        )
+        if folds.folds == 1:
+            scored = "These rows were held out of the training of a model, which scored them"
         measured += (
-            f" {row} was held out of the training of one of {folds.folds} models, which scored "
-            f"it; the published one was trained on all rows. {folds.describe().capitalize()}."
+            f" {scored}; the published one was trained on all rows. "
+            f"{folds.describe().capitalize()}."
         )
     return ModelCard(
         **describe_model(folder.model, read_json(folder.below(folder.model) / CONFIG)),
