@@ -53,25 +53,50 @@ def texts_of(rows: Sequence[Row]) -> list[str]:
 
 
 def linear_on_words(train: Sequence[Row]) -> Predict:
-    return _on_texts(train, [TfidfVectorizer(ngram_range=(1, 2))])
+    return _on_texts(train, [_words()], *_classes_of(train))
 
 
 def linear_on_words_and_characters(train: Sequence[Row]) -> Predict:
-    words = TfidfVectorizer(ngram_range=(1, 2))
-    characters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5))
-    return _on_texts(train, [words, characters])
+    return _on_texts(train, [_words(), _characters()], *_classes_of(train))
 
 
-def _on_texts(train: Sequence[Row], kinds: list[TfidfVectorizer]) -> Predict:
+def ridge_on_words(train: Sequence[Row]) -> Predict:
+    return _on_texts(train, [_words()], *_numbers_of(train))
+
+
+def ridge_on_words_and_characters(train: Sequence[Row]) -> Predict:
+    return _on_texts(train, [_words(), _characters()], *_numbers_of(train))
+
+
+def _words() -> TfidfVectorizer:
+    return TfidfVectorizer(ngram_range=(1, 2))
+
+
+def _characters() -> TfidfVectorizer:
+    return TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5))
+
+
+def _classes_of(train: Sequence[Row]) -> tuple[Any, list[Any]]:
+    """A model of classes, and those of the rows."""
+    model = LogisticRegression(C=STRENGTH, max_iter=ITERATIONS)
+    return model, [row["label"] for row in train]
+
+
+def _numbers_of(train: Sequence[Row]) -> tuple[Any, list[Any]]:
+    """A model of numbers, and those of the rows."""
+    return Ridge(), [float(row["label"]) for row in train]
+
+
+def _on_texts(
+    train: Sequence[Row], kinds: list[TfidfVectorizer], model: Any, labels: list[Any]
+) -> Predict:
     texts = texts_of(train)
-    features = sparse.hstack([kind.fit_transform(texts) for kind in kinds], format="csr")
-    labels = [row["label"] for row in train]
-    model = LogisticRegression(C=STRENGTH, max_iter=ITERATIONS).fit(features, labels)
+    model.fit(sparse.hstack([kind.fit_transform(texts) for kind in kinds], format="csr"), labels)
 
     def predict(rows: Sequence[Row]) -> Sequence[Any]:
-        both = [kind.transform(texts_of(rows)) for kind in kinds]
-        labels: Sequence[Any] = model.predict(sparse.hstack(both, format="csr")).tolist()
-        return labels
+        features = [kind.transform(texts_of(rows)) for kind in kinds]
+        predicted: Sequence[Any] = model.predict(sparse.hstack(features, format="csr")).tolist()
+        return predicted
 
     return predict
 
@@ -98,29 +123,6 @@ def _on_overlap(train: Sequence[Row], model: Any, labels: list[Any]) -> Predict:
     def predict(rows: Sequence[Row]) -> Sequence[Any]:
         predicted: Sequence[Any] = model.predict(features(rows)).tolist()
         return predicted
-
-    return predict
-
-
-def ridge_on_words(train: Sequence[Row]) -> Predict:
-    return _ridge_on_texts(train, [TfidfVectorizer(ngram_range=(1, 2))])
-
-
-def ridge_on_words_and_characters(train: Sequence[Row]) -> Predict:
-    words = TfidfVectorizer(ngram_range=(1, 2))
-    characters = TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5))
-    return _ridge_on_texts(train, [words, characters])
-
-
-def _ridge_on_texts(train: Sequence[Row], kinds: list[TfidfVectorizer]) -> Predict:
-    texts = texts_of(train)
-    features = sparse.hstack([kind.fit_transform(texts) for kind in kinds], format="csr")
-    model = Ridge().fit(features, [float(row["label"]) for row in train])
-
-    def predict(rows: Sequence[Row]) -> Sequence[Any]:
-        both = [kind.transform(texts_of(rows)) for kind in kinds]
-        numbers: Sequence[Any] = model.predict(sparse.hstack(both, format="csr")).tolist()
-        return numbers
 
     return predict
 
