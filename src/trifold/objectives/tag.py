@@ -167,7 +167,7 @@ class TagSettings(LabelledSettings):
     best_by: Literal["auto", "f1", "accuracy", "loss"] = Field(
         "auto",
         description="f1: of entities; accuracy and loss: tags of any kind, such as parts of "
-        "speech; auto: f1, or accuracy if no tag looks like one of entities",
+        "speech; auto: accuracy if no tag is O and most have no prefix, otherwise f1",
     )
 
     @classmethod

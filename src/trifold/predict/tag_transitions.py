@@ -86,6 +86,7 @@ class Transitions:
         return [classes for chunk in chunks for classes in self._best(chunk)]
 
     def _best(self, sentences: Sequence[Probabilities]) -> list[Classes]:
+        """`best` of sentences whose words are searched together, the first ones first."""
         lengths = np.array([*map(len, sentences)])
         rows = np.arange(len(sentences))
         emitted = np.zeros((int(lengths.max()), len(sentences), self.table.shape[1]))
